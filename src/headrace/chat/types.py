@@ -1,0 +1,107 @@
+"""The neutral request and event core of a chat: dialects translate to and from these, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Role = Literal["system", "user", "assistant", "tool"]
+JsonSchema = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call the model made; `arguments` is JSON text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    role: Role
+    content: str = ""
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None  # of a `tool` message
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    name: str
+    description: str = ""
+    parameters: JsonSchema = field(default_factory=dict)
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """`mode` "named" carries the tool's name."""
+
+    mode: Literal["auto", "none", "required", "named"] = "auto"
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFormat:
+    """Constrains the text of the answer (not the reasoning before it)."""
+
+    kind: Literal["text", "json_object", "json_schema", "regex", "lark"] = "text"
+    schema: JsonSchema | None = None
+    pattern: str | None = None  # of regex and lark
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = ToolChoice()
+    parallel_tool_calls: bool = True
+    format: OutputFormat = OutputFormat()
+    thinking: bool | None = None  # None = the family's default
+    stop: tuple[str, ...] = ()
+    template_args: Mapping[str, Any] = field(default_factory=dict)
+    continue_last: bool = False  # go on with the last assistant message
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A rendered request: token ids, and what the reader of the answer must know."""
+
+    tokens: tuple[int, ...]
+    text: str
+    in_reasoning: bool  # the prompt ends inside an open think block
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStart:
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    index: int
+    arguments: str  # the next piece of the JSON text
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallEnd:
+    index: int
+
+
+ChatEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | ToolCallEnd
