@@ -1,0 +1,48 @@
+"""What flows through a forward pass besides activations: the batch, the caches, the experts' seam."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from headrace.ops.spans import Spans
+from headrace.ops.table import Routing
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step as tensors. tokens_T, positions_T: int64; rows_N: int64, the tokens whose logits are wanted."""
+
+    tokens_T: Tensor
+    positions_T: Tensor
+    rows_N: Tensor
+    spans: Spans
+
+
+@dataclass(frozen=True, slots=True)
+class KvPool:
+    """keys: [slots, kv heads, head dim], values: [slots, kv heads, value dim]; slot = block * block_size + offset."""
+
+    keys: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentPool:
+    """matrix: float32 [slots, value heads, key dim, value dim]; conv: float32 [slots, channels, kernel - 1]."""
+
+    matrix: Tensor
+    conv: Tensor
+
+
+LayerState = KvPool | RecurrentPool | None
+State = Sequence[LayerState]  # one per layer
+
+
+class Experts(Protocol):
+    """Runs the routed experts of a layer, wherever they lie."""
+
+    def __call__(self, layer: int, x_TD: Tensor, routing: Routing) -> Tensor: ...

@@ -1,0 +1,188 @@
+"""The typed table of operations: all arithmetic above the device goes through one of these.
+
+Each op lives in a folder of its own; `reference.py` is its meaning, the other files are fast ways to it.
+Shape legend: T tokens, S sequences, K inputs, N outputs, H heads, G kv heads, D head width, E experts, X = top-k.
+Activations are float32 on every device that computes on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+from torch import Tensor
+
+from headrace.ops.spans import Spans
+
+
+class Activation(IntEnum):
+    """Between gate·up and down. The numbers are the native kernels'."""
+
+    SILU = 0  # silu(g) * u
+    CLAMPED_SIGMOID = 1  # g = min(g, limit), u = clamp(u, ±limit): g * sigmoid(alpha g) * (u + 1)
+    GELU_TANH = 2  # gelu_tanh(g) * u
+
+
+class Score(IntEnum):
+    """How router logits become scores. The numbers are the native kernels'."""
+
+    SOFTMAX = 0  # over all experts, then top-k
+    SOFTMAX_OF_TOP_K = 1  # top-k of the logits, then softmax over those
+    SIGMOID = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """Weights of one linear map in one or more parts [N_i, K] that share dtype and K; y is their concatenation."""
+
+    parts: tuple[Tensor, ...]
+    bias_N: Tensor | None = None  # float32
+
+    @property
+    def rows(self) -> int:
+        return sum(int(p.shape[0]) for p in self.parts)
+
+    @property
+    def columns(self) -> int:
+        return int(self.parts[0].shape[1])
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRows:
+    """The experts of one layer where they lie. gate[e], up[e]: [F, D]; down[e]: [D, F]; any row stride, unit
+    column stride. Biases are float32 or absent altogether."""
+
+    gate: Sequence[Tensor]
+    up: Sequence[Tensor]
+    down: Sequence[Tensor]
+    activation: Activation
+    gate_bias: Sequence[Tensor] = ()
+    up_bias: Sequence[Tensor] = ()
+    down_bias: Sequence[Tensor] = ()
+    alpha: float = 1.702
+    limit: float = 0.0
+
+    @property
+    def count(self) -> int:
+        return len(self.gate)
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """The numbers of a router (DeepSeek-V3 style groups included)."""
+
+    top_k: int
+    score: Score = Score.SOFTMAX
+    groups: int = 1
+    keep_groups: int = 1
+    renormalize: bool = True
+    renorm_eps: float = 0.0
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """ids_TX: int32 expert ids; weights_TX: float32, what each expert's output is multiplied by."""
+
+    ids_TX: Tensor
+    weights_TX: Tensor
+
+
+class LinearOp(Protocol):
+    def __call__(self, x_TK: Tensor, w: Linear) -> Tensor: ...
+
+
+class RmsNormOp(Protocol):
+    def __call__(
+        self, x: Tensor, weight: Tensor | None, eps: float, *, plus_one: bool = False
+    ) -> Tensor:
+        """Over the last axis, any leading shape (row stride allowed); dense float32 result."""
+        ...
+
+
+class GatedRmsNormOp(Protocol):
+    def __call__(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+
+
+class RopeOp(Protocol):
+    def __call__(
+        self, x_THD: Tensor, cos_TR: Tensor, sin_TR: Tensor, *, interleaved: bool = False
+    ) -> None:
+        """In place on the first 2R of the D channels; rows may be strided by token."""
+        ...
+
+
+class StoreKvOp(Protocol):
+    def __call__(self, x_TGD: Tensor, pool: Tensor, slots_T: Tensor) -> None:
+        """pool: [slots, G, D] float32 or bfloat16."""
+        ...
+
+
+class AttentionOp(Protocol):
+    def __call__(
+        self,
+        q_THD: Tensor,
+        k_pool: Tensor,
+        v_pool: Tensor,
+        spans: Spans,
+        *,
+        scale: float,
+        window: int = 0,
+        sinks_H: Tensor | None = None,
+    ) -> Tensor:
+        """Causal; [T, H, Dv] dense. See the reference for window and sinks."""
+        ...
+
+
+class ConvOp(Protocol):
+    def __call__(
+        self, x_TC: Tensor, weight_CK: Tensor, bias_C: Tensor | None, state: Tensor, spans: Spans
+    ) -> Tensor:
+        """Causal depthwise convolution and silu; state [slots, C, K-1] is read and updated."""
+        ...
+
+
+class DeltaOp(Protocol):
+    def __call__(
+        self,
+        q_TGD: Tensor,
+        k_TGD: Tensor,
+        v_THV: Tensor,
+        decay_TH: Tensor,
+        beta_TH: Tensor,
+        state: Tensor,
+        spans: Spans,
+        *,
+        normalize: bool,
+        scale: float,
+    ) -> Tensor:
+        """Gated delta rule, [T, H, V]; state [slots, H, D, V] is read and updated."""
+        ...
+
+
+class RouteOp(Protocol):
+    def __call__(self, logits_TE: Tensor, bias_E: Tensor | None, router: Router) -> Routing: ...
+
+
+class ExpertsOp(Protocol):
+    def __call__(self, x_TD: Tensor, routing: Routing, rows: ExpertRows) -> Tensor:
+        """Sum over the chosen experts, in ascending expert id; negative ids are skipped."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """Everything a model may compute with. `ops_for` in `headrace.ops` fills it for a device."""
+
+    linear: LinearOp
+    rms_norm: RmsNormOp
+    gated_rms_norm: GatedRmsNormOp
+    rope: RopeOp
+    store_kv: StoreKvOp
+    attention: AttentionOp
+    conv: ConvOp
+    delta: DeltaOp
+    route: RouteOp
+    experts: ExpertsOp

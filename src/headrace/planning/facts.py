@@ -1,0 +1,64 @@
+"""Facts about a model that every decision needs, in bytes and counts. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class ExpertKey(NamedTuple):
+    layer: int
+    expert: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvNeed:
+    """Paged keys and values of one attention layer, in elements per token."""
+
+    key: int  # kv heads * head dim
+    value: int
+    window: int | None = None  # tokens ever looked back at, itself counted
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentNeed:
+    """Fixed-size float32 state of one recurrent layer, per sequence, in elements."""
+
+    matrix: tuple[int, ...]  # value heads, key dim, value dim
+    conv: tuple[int, ...]  # channels, kernel - 1
+
+
+StateNeed = KvNeed | RecurrentNeed
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a checkpoint is, before a byte of its weights is read."""
+
+    family: str
+    layers: int
+    hidden: int
+    vocab: int
+    max_context: int
+    state: tuple[StateNeed | None, ...]  # one per layer
+    experts: tuple[int, ...]  # routed experts of each layer, 0 = dense
+    top_k: tuple[int, ...]
+    expert_bytes: tuple[int, ...]  # bytes of one expert's row, per layer
+    total_bytes: int  # all weights that will be read
+    dtype: str  # the prevailing weight format: float32, bfloat16, float16
+
+    def kv_bytes_per_token(self, element_bytes: int) -> int:
+        kv = [need for need in self.state if isinstance(need, KvNeed)]
+        return sum(need.key + need.value for need in kv) * element_bytes
+
+    def state_bytes_per_sequence(self) -> int:
+        total = 0
+        for need in self.state:
+            if isinstance(need, RecurrentNeed):
+                matrix, conv = 1, 1
+                for n in need.matrix:
+                    matrix *= n
+                for n in need.conv:
+                    conv *= n
+                total += 4 * (matrix + conv)
+        return total
