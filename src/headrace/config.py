@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import operator
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,21 +29,27 @@ class MemoryConfig:
 class ScheduleConfig:
     """`step_tokens` bounds a step, so that a long prompt never freezes another stream."""
 
-    step_tokens: int = 512
+    step_tokens: int | None = None
     max_sequences: int = 16
     max_queued: int = 256
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Keys as `--set`, the TOML file and `EngineConfig.of` take them: dotted paths into this tree."""
+    """Keys as `--set`, the TOML file and `EngineConfig.of` take them: dotted paths into this tree.
+
+    Raises ConfigError where a value is out of range.
+    """
 
     device: str = "auto"
-    dtype: str = "auto"  # of activations and KV: auto = the checkpoint's own
+    dtype: str = "auto"  # of KV and matrix products: auto = the checkpoint's own
     context: int | None = None  # longest sequence in tokens
     threads: int | None = None
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+
+    def __post_init__(self) -> None:
+        _check(self)
 
     @classmethod
     def of(cls, **keys: Any) -> Self:
@@ -67,26 +75,29 @@ class EngineConfig:
         config = self
         for key, value in keys.items():
             config = _set(config, key.split("."), key, value)
-        _check(config)
         return config
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     flat: list[tuple[str, Any]] = []
     for key, value in tree.items():
-        flat += _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
+        if isinstance(value, dict):
+            flat += _flatten(value, f"{prefix}{key}.")
+        else:
+            flat.append((prefix + key, value))
     return flat
 
 
 def _set(node: Any, path: list[str], key: str, value: Any) -> Any:
-    names = {f.name: f for f in dataclasses.fields(node)}
-    if path[0] not in names:
+    values = _values(node)
+    if path[0] not in values:
+        near = difflib.get_close_matches(key, known_keys(), n=1)
         raise ConfigError(
             f"unknown setting {key!r}",
             expected="one of " + ", ".join(known_keys()),
-            fix="check its spelling",
+            fix=f"did you mean {near[0]!r}?" if near else "",
         )
-    old = {f.name: v for f, v in zip(dataclasses.fields(node), _values(node), strict=True)}[path[0]]
+    old = values[path[0]]
     if dataclasses.is_dataclass(old):
         if len(path) == 1:
             raise ConfigError(f"{key!r} is a group", expected=f"a key such as {key}.NAME")
@@ -97,8 +108,9 @@ def _set(node: Any, path: list[str], key: str, value: Any) -> Any:
     return dataclasses.replace(node, **{path[0]: _convert(key, value, kind)})
 
 
-def _values(node: Any) -> list[Any]:
-    return [object.__getattribute__(node, f.name) for f in dataclasses.fields(node)]
+def _values(node: Any) -> dict[str, Any]:
+    names = [f.name for f in dataclasses.fields(node)]
+    return {name: operator.attrgetter(name)(node) for name in names}
 
 
 def _convert(key: str, value: Any, kind: Any) -> Any:
@@ -125,23 +137,26 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 2
 
 
 def _parse_int(text: str) -> int | None:
-    """`4096`, `4GiB`, `500MB`, `32k`: a count or bytes."""
+    """`4096`, `4GiB`, `1.5GiB`, `500MB`, `32k`: a count or bytes; None unless it is whole."""
     digits = text.strip().lower().removesuffix("b")
     number = digits.rstrip("kmgi")
     unit = _UNITS.get(digits[len(number) :])
-    try:
-        return None if unit is None else round(float(number) * unit)
-    except (ValueError, OverflowError):
+    if unit is None:
         return None
+    try:
+        value = float(number) * unit
+    except ValueError:
+        return None
+    return int(value) if value.is_integer() else None
 
 
 def known_keys(node: Any = None, prefix: str = "") -> list[str]:
     """Every dotted key that `with_keys` takes."""
     node = EngineConfig() if node is None else node
     keys: list[str] = []
-    for f, value in zip(dataclasses.fields(node), _values(node), strict=True):
+    for name, value in _values(node).items():
         nested = dataclasses.is_dataclass(value)
-        keys += known_keys(value, f"{prefix}{f.name}.") if nested else [prefix + f.name]
+        keys += known_keys(value, f"{prefix}{name}.") if nested else [prefix + name]
     return keys
 
 

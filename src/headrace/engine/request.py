@@ -25,7 +25,7 @@ class Finish(StrEnum):
 
 
 class Constraint(Protocol):
-    """A grammar over token ids. The engine owns it from `submit` on and calls it from one thread."""
+    """A grammar over token ids, the engine's from `submit` on: it calls it from one thread."""
 
     def mask(self) -> NDArray[np.int32]:
         """Allowed tokens as a bit set: word `i // 32`, bit `i % 32`; little-endian, vocab-sized."""

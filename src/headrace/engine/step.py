@@ -1,15 +1,21 @@
-"""All that scheduler and runner share: which tokens of which sequences a step computes. No torch."""
+"""All that scheduler, runner and sampler share: what a step computes and what it drew. No torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from headrace.engine.request import RequestId
+from headrace.engine.request import Logprob, RequestId
+from headrace.errors import HeadraceError
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """`length` tokens of one sequence from position `start` on; sampled after the last one if `sample`."""
+    """`length` tokens of one sequence from position `start` on; sampled after the last if `sample`.
+
+    A span with `start == 0` begins (or, after a preemption, begins again): its state slot holds
+    nothing yet.
+    """
 
     request: RequestId
     tokens: tuple[int, ...]  # of this span
@@ -32,3 +38,11 @@ class Step:
     @property
     def tokens(self) -> int:
         return sum(span.length for span in self.spans)
+
+
+class Draw(NamedTuple):
+    """What was chosen after a span with `sample`; with `error`, that sequence alone fails."""
+
+    token: int
+    logprob: Logprob | None = None
+    error: HeadraceError | None = None

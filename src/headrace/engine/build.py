@@ -1,0 +1,61 @@
+"""From an opened model to a runner over its weights, experts and caches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor
+
+from headrace.device.cpu import CpuDevice
+from headrace.engine.opening import Opening
+from headrace.engine.pools import make_state
+from headrace.engine.runner import Runner
+from headrace.experts.bank import ExpertBank
+from headrace.experts.placement import Resident
+from headrace.models.load import load_model
+from headrace.models.state import Batch, State
+from headrace.ops.choose import ops_for
+
+
+def build_runner(
+    opening: Opening, progress: Callable[[int, int], None] | None = None
+) -> tuple[Runner, Callable[[], None]]:
+    """The runner and what closes its device. Raises CheckpointError or DeviceError."""
+    with ExitStack() as undo:
+        undo.callback(opening.reading.cancel)
+        device = CpuDevice(opening.plan.threads.value, exact=opening.plan.exact)
+        undo.callback(device.close)
+        runner = _runner(opening, device, progress)
+        undo.pop_all()
+    return runner, device.close
+
+
+def _runner(
+    opening: Opening, device: CpuDevice, progress: Callable[[int, int], None] | None
+) -> Runner:
+    limits = opening.limits
+    torch.set_num_threads(opening.plan.threads.value)
+    ops = ops_for(device)
+    model = load_model(opening.source, ops, reading=opening.reading, progress=progress)
+    transformer = model.transformer
+    experts = Resident(ExpertBank(model.expert_rows, model.facts), ops)
+
+    def forward(batch: Batch, state: State) -> Tensor:
+        return transformer.forward(batch, state, experts)
+
+    state = make_state(
+        model.facts.state,
+        device,
+        kv_slots=(limits.first_block + limits.blocks) * limits.block_tokens,
+        state_slots=limits.state_slots,
+        kv_dtype=torch.float32 if opening.plan.exact else torch.bfloat16,
+    )
+    return Runner(
+        forward,
+        state,
+        step_tokens=limits.step_tokens,
+        sequences=limits.max_sequences,
+        block_tokens=limits.block_tokens,
+    )

@@ -1,0 +1,233 @@
+"""The engine: scheduler, runner and sampler wired together. One thread at a time uses it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.config import EngineConfig
+from headrace.engine.build import build_runner
+from headrace.engine.metrics import Metrics
+from headrace.engine.opening import Opening, open_engine
+from headrace.engine.request import Finish, Request, RequestId, Sampling, TokenEvent
+from headrace.engine.runner import Runner
+from headrace.engine.sampler import Drawer, sample
+from headrace.engine.scheduler import Limits, Scheduler
+from headrace.engine.step import Draw, Span, Step
+from headrace.engine.validation import check_tokens
+from headrace.errors import DeviceError, HeadraceError
+from headrace.planning.resolve import ExecutionPlan
+
+log = logging.getLogger(__name__)
+
+_NOBODY = RequestId(-1)
+
+
+class Engine:
+    """`submit` requests and call `step` until it is `idle`; `generate` and `score` do it all."""
+
+    def __init__(
+        self,
+        plan: ExecutionPlan,
+        runner: Runner,
+        limits: Limits,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.plan = plan
+        self._limits = limits
+        self._runner = runner
+        self._scheduler = Scheduler(limits)
+        self._drawers: dict[RequestId, Drawer] = {}
+        self._outbox: list[TokenEvent] = []
+        self._ids = itertools.count(1)
+        self._clock = clock
+        self._metrics = Metrics(clock)
+        self._on_close = on_close
+        self._closed = False
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,
+        config: EngineConfig | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Self:
+        """An engine for the checkpoint at `path`; `progress` hears (bytes read, bytes in all).
+
+        Raises CheckpointError, ConfigError, CapacityError or DeviceError.
+        """
+        return cls.start(open_engine(path, config or EngineConfig()), progress)
+
+    @classmethod
+    def start(cls, opening: Opening, progress: Callable[[int, int], None] | None = None) -> Self:
+        """Take over a model that is being read."""
+        for line in opening.plan.lines():
+            log.info("%s", line)
+        runner, close = build_runner(opening, progress)
+        return cls(opening.plan, runner, opening.limits, on_close=close)
+
+    @property
+    def vocab(self) -> int:
+        return self._limits.vocab
+
+    @property
+    def context(self) -> int:
+        """Tokens of the longest sequence, answer included."""
+        return self._limits.context
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end a turn of this model."""
+        return self._limits.end_ids
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to compute and nothing to report."""
+        return self._scheduler.idle and not self._outbox
+
+    def validate(self, request: Request, *, pending: int = 0) -> None:
+        """Raise what `submit` would raise with `pending` more submitted before; from any thread."""
+        self._check_open()
+        self._scheduler.validate(request, pending=pending)
+
+    def submit(self, request: Request, id: RequestId | None = None) -> RequestId:
+        """Queue a request; its events come out of `step`. Ids, where given, ascend.
+
+        Raises RequestError (malformed) or CapacityError (longer than the context; queue full).
+        """
+        self._check_open()
+        id = RequestId(next(self._ids)) if id is None else id
+        self._scheduler.submit(id, request)
+        self._drawers[id] = Drawer(request, self._limits.end_ids)
+        self._metrics.submitted(id, len(request.tokens))
+        return id
+
+    def cancel(self, id: RequestId) -> None:
+        """End a request in any phase; its last event comes out of the next `step`."""
+        event = self._scheduler.cancel(id)
+        if event is not None:
+            self._settle([event])
+            self._outbox.append(event)
+
+    def step(self) -> list[TokenEvent]:
+        """Compute one step, if there is anything to do, and return what happened."""
+        events, self._outbox = self._outbox, []
+        step = self._scheduler.next_step()
+        if step is None:
+            return events
+        began = self._clock()
+        news = self._run(step)
+        self._metrics.stepped(self._clock() - began, step.tokens)
+        self._settle(news)
+        return events + news
+
+    def generate(self, tokens: Sequence[int], sampling: Sampling | None = None) -> list[int]:
+        """The answer to a prompt, without the stop token that ended it; other requests go on too.
+
+        Raises as `submit` does, and whatever made the request fail.
+        """
+        id = self.submit(Request(tuple(tokens), sampling or Sampling()))
+        others: list[TokenEvent] = []
+        answer: list[int] = []
+        finish = None
+        try:
+            while finish is None:
+                for event in self.step():
+                    if event.request != id:
+                        others.append(event)
+                        continue
+                    finish = event.finish
+                    if event.error is not None:
+                        raise event.error
+                    if event.token is not None and finish is not Finish.STOP:
+                        answer.append(event.token)
+        finally:
+            if finish is None:
+                self.cancel(id)
+            self._outbox += others
+        return answer
+
+    def score(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Logits after each token, [tokens, vocab]; row i predicts token i + 1.
+
+        Raises CapacityError beyond the context or while running requests hold the memory.
+        """
+        self._check_open()
+        check_tokens(tokens, vocab=self.vocab, most=self.context)
+        logits = np.empty((len(tokens), self.vocab), dtype=np.float32)
+        with self._scheduler.lend(len(tokens)) as (blocks, state):
+            for start in range(0, len(tokens), self._limits.step_tokens):
+                chunk = tuple(tokens[start : start + self._limits.step_tokens])
+                span = Span(_NOBODY, chunk, start, blocks, state, sample=False)
+                rows = self._runner.run(Step((span,)), every=True)
+                logits[start : start + len(chunk)] = rows.numpy()
+        return logits
+
+    def status(self) -> dict[str, Any]:
+        """Plan, load and counters, JSON-able; from any thread."""
+        scheduler = self._scheduler
+        return {
+            "plan": {
+                name: {"value": c.value, "reason": c.reason}
+                for name, c in self.plan.choices().items()
+            },
+            "running": scheduler.running,
+            "waiting": scheduler.waiting,
+            "kv_blocks_used": scheduler.blocks.used,
+            "kv_blocks_total": scheduler.blocks.count,
+            "state_slots_used": scheduler.states.used,
+            "state_slots_total": scheduler.states.count,
+            "preemptions": scheduler.preemptions,
+            **self._metrics.snapshot(),
+        }
+
+    def check(self) -> None:
+        """Raise AssertionError where an invariant is broken."""
+        self._scheduler.check()
+        assert list(self._drawers) == self._scheduler.ids()
+
+    def close(self) -> None:
+        """Cancel everything and give back what the device holds. Idempotent."""
+        if not self._closed:
+            for id in self._scheduler.ids():
+                self.cancel(id)
+            self._closed = True
+            self._on_close()
+
+    def _run(self, step: Step) -> list[TokenEvent]:
+        try:
+            logits = self._runner.run(step)
+            drawers = [self._drawers[span.request] for span in step.spans if span.sample]
+            draws: list[Draw] = sample(logits.numpy(), drawers) if drawers else []
+        except Exception as error:  # any failure ends the requests of this step, not the engine
+            log.exception("a step of %d tokens failed", step.tokens)
+            return self._scheduler.fail((span.request for span in step.spans), _typed(error))
+        return self._scheduler.commit(step, draws)
+
+    def _settle(self, events: Sequence[TokenEvent]) -> None:
+        self._metrics.happened(events)
+        for event in events:
+            if event.finish is not None:
+                del self._drawers[event.request]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise DeviceError("the engine is closed", fix="load it again")
+
+
+def _typed(error: Exception) -> HeadraceError:
+    if isinstance(error, HeadraceError):
+        return error
+    return DeviceError(
+        f"a step failed: {type(error).__name__}: {error}",
+        fix="see the server's log; the engine goes on",
+    )

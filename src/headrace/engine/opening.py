@@ -1,0 +1,72 @@
+"""What comes before torch: look at a checkpoint, decide the plan, start the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace import _native
+from headrace.config import EngineConfig
+from headrace.engine.scheduler import Limits
+from headrace.models.source import ModelSource, open_model
+from headrace.planning.machine import Machine
+from headrace.planning.resolve import ExecutionPlan, resolve
+from headrace.weights.checkpoint import read_json
+from headrace.weights.loader import Reading
+
+MAX_JSON_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A model being read. Either an engine takes it over, or `reading.cancel()` ends it."""
+
+    source: ModelSource
+    plan: ExecutionPlan
+    limits: Limits
+    reading: Reading
+
+
+def open_engine(path: Path, config: EngineConfig) -> Opening:
+    """Importing torch takes a second or two, in which the weights are already on their way.
+
+    Raises CheckpointError, ConfigError or CapacityError before a byte of weights is read.
+    """
+    source = open_model(path)
+    plan = resolve(config, Machine.probe(_native.isas()), source.facts)
+    limits = limits_of(plan, source.facts.vocab, end_ids(path, source.checkpoint.config))
+    return Opening(source, plan, limits, source.read())
+
+
+def limits_of(plan: ExecutionPlan, vocab: int, ends: frozenset[int]) -> Limits:
+    """The part of the plan that the scheduler works by."""
+    return Limits(
+        vocab=vocab,
+        context=plan.context.value,
+        blocks=plan.kv_blocks.value,
+        block_tokens=plan.memory.block_tokens,
+        state_slots=plan.state_slots.value,
+        step_tokens=plan.step_tokens.value,
+        max_sequences=plan.sequences.value,
+        max_queued=plan.max_queued,
+        end_ids=frozenset(token for token in ends if 0 <= token < vocab),
+    )
+
+
+def end_ids(path: Path, config: Mapping[str, Any]) -> frozenset[int]:
+    """Tokens that end a turn: of config.json (also its text part) and of generation_config.json."""
+    said = [config.get("eos_token_id")]
+    text = config.get("text_config")
+    if isinstance(text, Mapping):
+        said.append(text.get("eos_token_id"))
+    generation = path / "generation_config.json"
+    if generation.exists():
+        said.append(read_json(generation, MAX_JSON_BYTES).get("eos_token_id"))
+    ids: set[int] = set()
+    for value in said:
+        for token in value if isinstance(value, list) else [value]:
+            if isinstance(token, int) and not isinstance(token, bool):
+                ids.add(token)
+    return frozenset(ids)

@@ -1,0 +1,117 @@
+"""Step -> tensors -> forward -> logits. Buffers are made once; prompts cost no Python per token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headrace.engine.pools import clear_states
+from headrace.engine.request import RequestId
+from headrace.engine.step import Span, Step
+from headrace.models.state import Batch, State
+from headrace.ops.spans import Spans
+
+Forward = Callable[[Batch, State], Tensor]
+
+
+class Runner:
+    """Runs steps of at most `step_tokens` tokens and `sequences` spans; used by one thread."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        state: State,
+        *,
+        step_tokens: int,
+        sequences: int,
+        block_tokens: int,
+    ) -> None:
+        self._forward = forward
+        self._state = state
+        self._block_tokens = block_tokens
+        self._tokens = np.zeros(step_tokens, dtype=np.int64)
+        self._positions = np.zeros(step_tokens, dtype=np.int64)
+        self._kv_slots = np.zeros(step_tokens, dtype=np.int64)
+        self._offsets = np.zeros(sequences + 1, dtype=np.int32)
+        self._contexts = np.zeros(sequences, dtype=np.int32)
+        self._states = np.zeros(sequences, dtype=np.int32)
+        self._table = np.zeros(0, dtype=np.int32)
+        self._rows: dict[RequestId, tuple[tuple[int, ...], NDArray[np.int32]]] = {}
+
+    def run(self, step: Step, *, every: bool = False) -> Tensor:
+        """Logits, float32 [N, vocab]: of each span's last token where it has `sample`, in order.
+
+        With `every`, of each token of the step.
+        """
+        batch = self._batch(step, every=every)
+        with torch.inference_mode():
+            clear_states(self._state, (s.state for s in step.spans if s.start == 0 <= s.state))
+            return self._forward(batch, self._state).float()
+
+    def _batch(self, step: Step, *, every: bool) -> Batch:
+        spans = step.spans
+        table = self._block_table(spans)
+        wanted: list[int] = []
+        at = 0
+        for i, span in enumerate(spans):
+            self._fill(span, at, table[i])
+            at += span.length
+            self._offsets[i + 1] = at
+            self._contexts[i] = span.start
+            self._states[i] = span.state
+            if span.sample:
+                wanted.append(at - 1)
+        n = len(spans)
+        return Batch(
+            tokens_T=torch.from_numpy(self._tokens[:at]),
+            positions_T=torch.from_numpy(self._positions[:at]),
+            rows_N=torch.arange(at) if every else torch.tensor(wanted, dtype=torch.int64),
+            spans=Spans(
+                offsets_S1=torch.from_numpy(self._offsets[: n + 1]),
+                contexts_S=torch.from_numpy(self._contexts[:n]),
+                blocks_SB=torch.from_numpy(table),
+                kv_slots_T=torch.from_numpy(self._kv_slots[:at]),
+                states_S=torch.from_numpy(self._states[:n]),
+                block_size=self._block_tokens,
+            ),
+        )
+
+    def _fill(self, span: Span, at: int, blocks_B: NDArray[np.int32]) -> None:
+        """Tokens, positions and KV slots of one span, from `at` on."""
+        size, start = self._block_tokens, span.start
+        if len(span.tokens) == 1:
+            self._tokens[at] = span.tokens[0]
+            self._positions[at] = start
+            self._kv_slots[at] = span.blocks[start // size] * size + start % size
+            return
+        end = at + span.length
+        positions = np.arange(start, start + span.length)
+        self._tokens[at:end] = span.tokens
+        self._positions[at:end] = positions
+        self._kv_slots[at:end] = blocks_B[positions // size].astype(np.int64) * size
+        self._kv_slots[at:end] += positions % size
+
+    def _block_table(self, spans: tuple[Span, ...]) -> NDArray[np.int32]:
+        """[spans, most blocks], zero-filled behind each sequence's own.
+
+        A row is converted only when a sequence got a block: its tuple is then another object.
+        """
+        wide = max(len(span.blocks) for span in spans)
+        if self._table.size < len(spans) * wide:
+            self._table = np.zeros(2 * len(spans) * wide, dtype=np.int32)
+        table = self._table[: len(spans) * wide].reshape(len(spans), wide)
+        rows = self._rows
+        self._rows = {}
+        for i, span in enumerate(spans):
+            known = rows.get(span.request)
+            if known is None or known[0] is not span.blocks:
+                known = (span.blocks, np.array(span.blocks, dtype=np.int32))
+            self._rows[span.request] = known
+            length = len(span.blocks)
+            table[i, :length] = known[1]
+            table[i, length:] = 0
+        return table
