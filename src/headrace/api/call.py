@@ -1,0 +1,34 @@
+"""What one HTTP request asks for, whatever dialect it came in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headrace.chat.types import ChatRequest
+from headrace.engine.request import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class RawPrompts:
+    """Texts or token ids to go on from, without a chat template."""
+
+    prompts: tuple[str | tuple[int, ...], ...]
+    stop: tuple[str, ...] = ()
+    echo: bool = False  # put the prompt's text before the answer
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    include_usage: bool = False  # one last chunk with the usage
+    continuous_usage: bool = False  # the usage so far in every chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """`ask` answered `n` times per prompt; choice `p * n + i` is answer i of prompt p."""
+
+    ask: ChatRequest | RawPrompts
+    sampling: Sampling = field(default_factory=Sampling)
+    n: int = 1
+    model: str | None = None
+    stream: StreamOptions | None = None  # None = one whole reply

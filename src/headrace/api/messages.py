@@ -1,0 +1,109 @@
+"""OpenAI messages -> the neutral ones: text parts are joined, others refused by name."""
+
+from __future__ import annotations
+
+import json
+
+from headrace.api.fields import Fields, shown
+from headrace.chat.types import Message, ToolCall
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+def parse_messages(body: Fields) -> tuple[Message, ...]:
+    """`messages`, in their order; a system message stays where it stands."""
+    entries = body.children("messages")
+    if not entries:
+        raise body.fault(
+            "messages", "missing" if entries is None else "empty", expected="at least one message"
+        )
+    return tuple(_message(entry) for entry in entries)
+
+
+def _message(entry: Fields) -> Message:
+    role = entry.choice("role", ROLES)
+    if role is None:
+        raise entry.fault("role", "missing", expected="one of " + ", ".join(ROLES))
+    name = entry.text("name")
+    if role == "assistant":
+        message = _assistant(entry, name)
+    else:
+        content = _content(entry, role)
+        if content is None:
+            raise entry.fault("content", "missing", expected="a string or text parts")
+        call_id = entry.text("tool_call_id")
+        if role == "tool" and not call_id:
+            raise entry.fault("tool_call_id", "missing", expected="the id of the call it answers")
+        if role != "tool" and call_id is not None:
+            raise entry.fault("tool_call_id", f"given with role {role}", expected="role tool")
+        neutral = "system" if role == "developer" else role
+        message = Message(
+            role=neutral,  # type: ignore[arg-type]
+            content=content,
+            tool_call_id=call_id,
+            name=name,
+        )
+    entry.done()
+    return message
+
+
+def _assistant(entry: Fields, name: str | None) -> Message:
+    """As answered before, with what SDKs add when they send an answer back."""
+    content = _content(entry, "assistant")
+    refusal = entry.text("refusal")
+    thoughts = [entry.text(key) for key in ("reasoning_content", "reasoning", "thinking")]
+    calls = tuple(_tool_call(call) for call in entry.children("tool_calls") or [])
+    entry.refuse("function_call", "send `tool_calls` instead")
+    entry.refuse("audio", "this model reads text only")
+    entry.refuse("annotations", "leave it out", unless=lambda v: v == [])
+    if content is None and refusal is None and not calls and not any(thoughts):
+        raise entry.fault("content", "missing", expected="text, or tool_calls")
+    return Message(
+        role="assistant",
+        content=content or refusal or "",
+        reasoning=next((thought for thought in thoughts if thought is not None), None),
+        tool_calls=calls,
+        name=name,
+    )
+
+
+def _tool_call(call: Fields) -> ToolCall:
+    call.choice("type", ("function",))
+    call.whole("index", 0, 1 << 20)
+    function = call.child("function")
+    if function is None:
+        raise call.fault("function", "missing", expected="an object with name and arguments")
+    name = function.required_text("name")
+    arguments = function.take("arguments")
+    if isinstance(arguments, dict):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    if arguments is not None and not isinstance(arguments, str):
+        raise function.fault("arguments", f"found {shown(arguments)}", expected="JSON text")
+    function.done()
+    call_id = call.required_text("id")
+    call.done()
+    return ToolCall(id=call_id, name=name, arguments=arguments or "{}")
+
+
+def _content(entry: Fields, role: str) -> str | None:
+    value = entry.take("content")
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise entry.fault("content", f"found {shown(value)}", expected="a string or text parts")
+    texts = []
+    for i, raw in enumerate(value):
+        part = Fields(raw, f"{entry.path('content')}[{i}]")
+        kind = part.required_text("type")
+        if kind == "text":
+            texts.append(part.required_text("text"))
+        elif kind == "refusal" and role == "assistant":
+            texts.append(part.required_text("refusal"))
+        else:
+            raise part.fault(
+                "type",
+                f"{shown(kind)} parts are not supported",
+                expected="text: this model reads text only",
+            )
+        part.harmless("cache_control", "prompt_cache_breakpoint").done()
+    return "".join(texts)

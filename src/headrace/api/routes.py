@@ -1,0 +1,218 @@
+"""The endpoints: body in, Call to the session, events out in the caller's dialect."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from headrace.api.call import Call
+from headrace.api.errors import error_body
+from headrace.api.fields import Fields, parse_json, shown
+from headrace.api.guard import read_body
+from headrace.api.metrics import ServerMetrics, jsonable
+from headrace.api.openai import parse_ask, parse_chat, parse_completion
+from headrace.api.openai_wire import (
+    Answer,
+    ChatChunks,
+    Chunks,
+    CompletionChunks,
+    Envelope,
+    chat_completion,
+    completion,
+)
+from headrace.api.served import Served
+from headrace.api.session import Session, Turn
+from headrace.api.sse import COMMENT, DONE, EventStream, Gone, Patience, frame, until_gone
+from headrace.engine.request import Sampling
+from headrace.errors import HeadraceError
+
+CLIENT_LEFT = 499  # never received: for the log and the metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One endpoint that generates: how its body is read and its reply is written."""
+
+    name: str
+    parse: Callable[[Fields, Sampling], Call]
+    chunks: type[ChatChunks] | type[CompletionChunks]
+    whole: Callable[..., dict[str, Any]]
+
+
+CHAT = Dialect("chat", parse_chat, ChatChunks, chat_completion)
+COMPLETION = Dialect("completions", parse_completion, CompletionChunks, completion)
+
+
+class Api:
+    """All endpoints over one session."""
+
+    def __init__(
+        self, session: Session, served: Served, *, body_bytes: int, patience: Patience
+    ) -> None:
+        self.session = session
+        self.served = served
+        self.metrics = ServerMetrics(session.client.status)
+        self._body_bytes = body_bytes
+        self._patience = patience
+
+    def routes(self) -> list[Route]:
+        def post(path: str, endpoint: Callable[[Request], Any]) -> Route:
+            return Route(path, endpoint, methods=["POST"])
+
+        def get(path: str, endpoint: Callable[[Request], Any]) -> Route:
+            return Route(path, endpoint, methods=["GET"])
+
+        return [
+            post("/v1/chat/completions", self.chat),
+            post("/v1/completions", self.completions),
+            get("/v1/models", self.models),
+            get("/v1/models/{name:path}", self.model),
+            post("/tokenize", self.tokenize),
+            post("/detokenize", self.detokenize),
+            get("/health", self.health),
+            get("/metrics", self.prometheus),
+            get("/engine/status", self.status),
+        ]
+
+    async def chat(self, request: Request) -> ASGIApp:
+        return await self._generate(request, CHAT)
+
+    async def completions(self, request: Request) -> ASGIApp:
+        return await self._generate(request, COMPLETION)
+
+    async def models(self, _request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": self.served.listing()})
+
+    async def model(self, request: Request) -> Response:
+        return JSONResponse(self.served.card(self.served.name_for(request.path_params["name"])))
+
+    async def tokenize(self, request: Request) -> Response:
+        """Of a plain text, or of messages as the template renders them."""
+        body = await self._body(request)
+        self.served.name_for(body.text("model"))
+        text = body.text("prompt")
+        text = body.text("content") if text is None else text
+        special = body.flag("add_special_tokens")
+        if text is None:
+            tokens = list(self.session.chat_tokens(parse_ask(body)).tokens)
+        else:
+            tokens = self.session.renderer.tokenizer.encode(
+                text, special=True, bos=special is not False
+            )
+        body.done()
+        reply = {"tokens": tokens, "count": len(tokens), "max_model_len": self.served.context}
+        return JSONResponse(reply)
+
+    async def detokenize(self, request: Request) -> Response:
+        body = await self._body(request)
+        self.served.name_for(body.text("model"))
+        tokens = body.items("tokens")
+        if tokens is None or not all(isinstance(t, int) and t >= 0 for t in tokens):
+            raise body.fault("tokens", f"found {shown(tokens)}", expected="an array of token ids")
+        body.done()
+        text = self.session.renderer.tokenizer.decode(tokens, skip_special=False)
+        return JSONResponse({"content": text, "prompt": text})
+
+    async def health(self, _request: Request) -> Response:
+        self.session.check_open()
+        return JSONResponse({"status": "ok"})
+
+    async def prometheus(self, _request: Request) -> Response:
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def status(self, _request: Request) -> Response:
+        server = {"turns": len(self.session.turns), "models": list(self.served.names)}
+        return JSONResponse({"server": server, "engine": jsonable(self.session.client.status())})
+
+    async def _body(self, request: Request) -> Fields:
+        return Fields(parse_json(await read_body(request, self._body_bytes)))
+
+    async def _generate(self, request: Request, dialect: Dialect) -> ASGIApp:
+        start = time.monotonic()
+        call = dialect.parse(await self._body(request), self.served.defaults)
+        model = self.served.name_for(call.model)
+        envelope = Envelope(model, self.session.renderer.tokenizer, call.stream)
+        self.session.check_open()
+        try:
+            turn = await until_gone(self.session.open(call), request.receive)
+        except Gone:
+            return Response(status_code=CLIENT_LEFT)
+        run = _Run(dialect, call, envelope, turn, start, self.metrics)
+        if call.stream is not None:
+            return EventStream(
+                run.frames(),
+                close=turn.close,
+                ping=run.ping(),
+                patience=self._patience,
+                headers=tuple((k.encode(), v.encode()) for k, v in self._headers().items()),
+            )
+        try:
+            reply = await until_gone(run.whole(), request.receive)
+        except Gone:
+            return Response(status_code=CLIENT_LEFT)
+        finally:
+            turn.close()
+        return JSONResponse(reply, headers=self._headers())
+
+    def _headers(self) -> dict[str, str]:
+        return {"x-headrace-model": self.served.id.encode("ascii", "replace").decode()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One call under way."""
+
+    dialect: Dialect
+    call: Call
+    envelope: Envelope
+    turn: Turn
+    start: float
+    metrics: ServerMetrics
+
+    async def whole(self) -> dict[str, Any]:
+        answers = [Answer() for _ in self.turn.choices]
+        async for event in self._events():
+            answers[event.choice].add(event)
+        logprobs = self.call.sampling.logprobs is not None
+        return self.dialect.whole(self.envelope, answers, self.turn.usage, logprobs=logprobs)
+
+    def ping(self) -> bytes:
+        return COMMENT + frame(self._chunks().ping())
+
+    async def frames(self) -> AsyncGenerator[bytes, None]:
+        chunks = self._chunks()
+        try:
+            for chunk in chunks.first():
+                yield frame(chunk)
+            async for event in self._events():
+                for chunk in chunks.next(event, self.turn.usage):
+                    yield frame(chunk)
+            for chunk in chunks.last(self.turn.usage):
+                yield frame(chunk)
+        except HeadraceError as error:
+            yield frame(error_body(error))
+        # Clients repeat a whole request when the end mark is missing, so it comes after errors too.
+        yield DONE
+
+    def _chunks(self) -> Chunks:
+        return self.dialect.chunks(self.envelope, len(self.turn.choices))
+
+    async def _events(self) -> AsyncGenerator[Any, None]:
+        """The turn's events, measured; closing this closes the turn."""
+        whole = False
+        events = self.turn.events()
+        try:
+            async for event in events:
+                yield event
+            whole = True
+        finally:
+            await events.aclose()
+            self.turn.close()
+            self.metrics.answered(time.monotonic() - self.start, whole=whole)

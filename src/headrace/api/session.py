@@ -1,0 +1,234 @@
+"""The one place where chat meets engine: a Call becomes sequences, and their tokens become events.
+
+A Turn that is left early, by an error, a stop string or a client that goes, cancels its sequences:
+nothing is computed for nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from headrace.api.call import Call, RawPrompts
+from headrace.api.errors import ContextOverflow, Unavailable
+from headrace.api.reading import Choice, RawReader, Reader, TurnEvent, Usage
+from headrace.chat.tokenizer import Tokenizer
+from headrace.chat.types import ChatRequest, Prompt
+from headrace.engine.request import Constraint, Request, RequestId, Sampling, TokenEvent
+from headrace.errors import HeadraceError, RequestError
+
+# What the engine calls its inputs, and what the client called them.
+ENGINE_FIELDS = {"stop_ids": "stop_token_ids", "logprobs": "top_logprobs"}
+
+
+class Stream(Protocol):
+    """One running sequence."""
+
+    @property
+    def id(self) -> RequestId: ...
+    def cancel(self) -> None: ...
+    def __aiter__(self) -> AsyncIterator[TokenEvent]: ...
+
+
+class Client(Protocol):
+    """The engine as its callers see it: thread-safe, and `submit` returns at once."""
+
+    def submit(self, request: Request) -> Stream: ...
+    def status(self) -> dict[str, Any]: ...
+
+
+class Renders(Protocol):
+    """Prompt in, reader out, for one checkpoint. Safe to share between threads."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    def prompt(self, request: ChatRequest) -> Prompt: ...
+    def reader(self, request: ChatRequest, prompt: Prompt) -> Reader: ...
+    def constraint(self, request: ChatRequest, prompt: Prompt) -> Constraint | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """One prompt, ready to be submitted `n` times."""
+
+    tokens: tuple[int, ...]
+    text: str  # of a raw prompt that is echoed
+    pieces: Sequence[tuple[Reader, Constraint | None]]
+
+
+class Session:
+    """Opens turns on one engine, until `close`."""
+
+    def __init__(self, renderer: Renders, client: Client, *, context: int) -> None:
+        self.renderer = renderer
+        self.client = client
+        self.context = context
+        self.turns: set[Turn] = set()
+        self._closing = False
+
+    async def open(self, call: Call) -> Turn:
+        """Renders and submits all of a call's sequences.
+
+        Raises RequestError (400), ContextOverflow, CapacityError (429 with `retry_s`) or
+        Unavailable; nothing is left running then.
+        """
+        self.check_open()
+        # Templates, tokenizers and grammars take up to tens of milliseconds: not on the event loop.
+        drafts = await asyncio.to_thread(self._drafts, call)
+        self.check_open()
+        choices: list[Choice] = []
+        try:
+            with named_fields(call):
+                for draft in drafts:
+                    for i, (reader, constraint) in enumerate(draft.pieces):
+                        sampling = _nth(call.sampling, i)
+                        stream = self.client.submit(Request(draft.tokens, sampling, constraint))
+                        choices.append(Choice(len(choices), stream, reader, echo=draft.text))
+        except BaseException:
+            for choice in choices:
+                choice.cancel()
+            raise
+        prompt_tokens = sum(len(draft.tokens) for draft in drafts)
+        return Turn(choices, prompt_tokens, self.turns)
+
+    def check_open(self) -> None:
+        if self._closing:
+            raise Unavailable("the server is stopping", fix="try another or try again later")
+
+    def close(self) -> None:
+        """Refuses new turns; those running go on."""
+        self._closing = True
+
+    async def drain(self, grace_s: float) -> int:
+        """Waits for running turns, then ends the rest with an error. Returns how many were cut."""
+        self.close()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + grace_s
+        while self.turns and loop.time() < until:
+            await asyncio.sleep(0.05)
+        cut = list(self.turns)
+        for turn in cut:
+            turn.abort(Unavailable("the server is stopping", fix="send the request again"))
+        return len(cut)
+
+    def chat_tokens(self, request: ChatRequest) -> Prompt:
+        """The rendered prompt, for `/tokenize`."""
+        return self.renderer.prompt(request)
+
+    def _drafts(self, call: Call) -> list[_Draft]:
+        if isinstance(call.ask, RawPrompts):
+            return [self._raw(call.ask, prompt, call.n) for prompt in call.ask.prompts]
+        request = call.ask
+        prompt = self.renderer.prompt(request)
+        self._check_length(len(prompt.tokens), "messages")
+        pieces = [
+            (self.renderer.reader(request, prompt), self.renderer.constraint(request, prompt))
+            for _ in range(call.n)
+        ]
+        return [_Draft(prompt.tokens, "", pieces)]
+
+    def _raw(self, ask: RawPrompts, prompt: str | tuple[int, ...], n: int) -> _Draft:
+        tokenizer = self.renderer.tokenizer
+        if isinstance(prompt, str):
+            tokens = tuple(tokenizer.encode(prompt, special=True, bos=True))
+        else:
+            tokens = prompt
+        self._check_length(len(tokens), "prompt")
+        text = ""
+        if ask.echo:
+            text = prompt if isinstance(prompt, str) else tokenizer.decode(tokens)
+        readers = [(RawReader(tokenizer, ask.stop), None) for _ in range(n)]
+        return _Draft(tokens, text, readers)
+
+    def _check_length(self, tokens: int, field: str) -> None:
+        if tokens >= self.context:
+            raise ContextOverflow(tokens, self.context, field)
+        if not tokens:
+            raise RequestError("an empty prompt", field=field, expected="at least one token")
+
+
+class Turn:
+    """All sequences of one call. Iterate `events` once, then read `usage`; always `close` it."""
+
+    def __init__(self, choices: list[Choice], prompt_tokens: int, open_turns: set[Turn]) -> None:
+        self.choices = choices
+        self.prompt_tokens = prompt_tokens
+        self._open = open_turns
+        self._aborted: HeadraceError | None = None
+        open_turns.add(self)
+
+    @property
+    def usage(self) -> Usage:
+        """So far."""
+        return Usage(
+            prompt=self.prompt_tokens,
+            completion=sum(choice.tokens for choice in self.choices),
+            reasoning=sum(choice.reasoning_tokens for choice in self.choices),
+        )
+
+    async def events(self) -> AsyncGenerator[TurnEvent, None]:
+        """Deltas as they come, and one Ended per choice. Raises what ended a sequence in error."""
+        source = self.choices[0].events() if len(self.choices) == 1 else self._merged()
+        try:
+            async for event in source:
+                yield event
+        except HeadraceError as error:
+            if self._aborted is not None:
+                raise self._aborted from error
+            raise
+        finally:
+            self.close()
+            await source.aclose()
+
+    async def _merged(self) -> AsyncGenerator[TurnEvent, None]:
+        """Events of all choices as they come, at most one of each waiting for the reader."""
+        sources = [choice.events() for choice in self.choices]
+        waiting = {asyncio.ensure_future(_next(source)): source for source in sources}
+        try:
+            while waiting:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    event = task.result()
+                    source = waiting.pop(task)
+                    if event is not None:
+                        yield event
+                        waiting[asyncio.ensure_future(_next(source))] = source
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    def abort(self, error: HeadraceError) -> None:
+        """Ends the turn: whoever reads its events gets this error."""
+        self._aborted = error
+        self.close()
+
+    def close(self) -> None:
+        """Cancels what is still running; idempotent."""
+        self._open.discard(self)
+        for choice in self.choices:
+            choice.cancel()
+
+
+async def _next(source: AsyncGenerator[TurnEvent, None]) -> TurnEvent | None:
+    return await anext(source, None)
+
+
+@contextlib.contextmanager
+def named_fields(call: Call) -> Iterator[None]:
+    """Engine errors name the client's field, not the engine's."""
+    try:
+        yield
+    except RequestError as error:
+        if error.field is not None:
+            prompt = "prompt" if isinstance(call.ask, RawPrompts) else "messages"
+            error.field = {**ENGINE_FIELDS, "tokens": prompt}.get(error.field, error.field)
+        raise
+
+
+def _nth(sampling: Sampling, i: int) -> Sampling:
+    """Choices of one call differ under a seed: choice i draws with seed + i."""
+    return sampling if sampling.seed is None else replace(sampling, seed=sampling.seed + i)
