@@ -1,0 +1,133 @@
+// The Python face of the pool and the weight kernels. _native.pyi states the contract.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <map>
+#include <stdexcept>
+#include <string>
+
+#include "bandwidth.hpp"
+#include "cpu.hpp"
+#include "expert.hpp"
+#include "linear.hpp"
+#include "pool.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+void bind_mixers(nb::module_& m, nb::class_<headrace::Pool>& pool);
+void bind_io(nb::module_& m);
+
+namespace {
+
+using headrace::ExpertLayer;
+using headrace::Matrix;
+using headrace::Pool;
+using Address = std::uintptr_t;
+using Addresses = std::vector<Address>;
+using Released = nb::call_guard<nb::gil_scoped_release>;
+
+template <class T>
+T* at(Address address) {
+    return reinterpret_cast<T*>(address);
+}
+
+template <class T>
+std::vector<const T*> pointers(const Addresses& addresses, const char* what, bool optional = false) {
+    std::vector<const T*> out;
+    out.reserve(addresses.size());
+    for (const Address a : addresses) {
+        if (a == 0) throw std::invalid_argument(std::string("ExpertLayer: null address in ") + what);
+        out.push_back(at<const T>(a));
+    }
+    if (out.empty() && !optional)
+        throw std::invalid_argument(std::string("ExpertLayer: no experts in ") + what);
+    return out;
+}
+
+void bind_weights(nb::module_& m) {
+    nb::class_<Matrix>(m, "Matrix")
+        .def(nb::init<const std::vector<std::pair<Address, std::int64_t>>&, std::int64_t,
+                      std::int64_t, int>(),
+             "parts"_a, "columns"_a, "row_stride_bytes"_a, "format"_a)
+        .def_ro("rows", &Matrix::rows)
+        .def_ro("columns", &Matrix::columns)
+        .def_ro("nbytes", &Matrix::nbytes);
+
+    nb::class_<ExpertLayer>(m, "ExpertLayer")
+        .def(
+            "__init__",
+            [](ExpertLayer* self, int format, int hidden, int width, int activation,
+               const Addresses& gate, const Addresses& up, const Addresses& down,
+               std::size_t gate_stride, std::size_t up_stride, std::size_t down_stride,
+               const Addresses& gate_bias, const Addresses& up_bias, const Addresses& down_bias,
+               float alpha, float limit) {
+                ExpertLayer layer{format, hidden, width, activation, alpha, limit,
+                                  pointers<std::byte>(gate, "gate"),
+                                  pointers<std::byte>(up, "up"),
+                                  pointers<std::byte>(down, "down"),
+                                  gate_stride, up_stride, down_stride,
+                                  pointers<float>(gate_bias, "gate_bias", true),
+                                  pointers<float>(up_bias, "up_bias", true),
+                                  pointers<float>(down_bias, "down_bias", true)};
+                layer.check();
+                new (self) ExpertLayer(std::move(layer));
+            },
+            nb::kw_only(), "format"_a, "hidden"_a, "width"_a, "activation"_a, "gate"_a, "up"_a,
+            "down"_a, "gate_stride_bytes"_a, "up_stride_bytes"_a, "down_stride_bytes"_a,
+            "gate_bias"_a = Addresses{}, "up_bias"_a = Addresses{}, "down_bias"_a = Addresses{},
+            "alpha"_a = 1.702f, "limit"_a = 0.0f)
+        .def_prop_ro("experts", &ExpertLayer::experts)
+        .def_prop_ro("row_nbytes", &ExpertLayer::row_nbytes);
+}
+
+void bind_pool(nb::class_<Pool>& pool) {
+    pool.def(nb::init<int, bool, const std::string&>(), "threads"_a = 0, "pin"_a = true,
+             "isa"_a = "")
+        .def_prop_ro("threads", &Pool::threads)
+        .def_prop_ro("isa", [](const Pool& p) { return std::string(p.kernels().name); })
+        .def("close", &Pool::close, Released())
+        .def("busy_ns", &Pool::busy_ns)
+        .def(
+            "linear",
+            [](Pool& p, Address x, int tokens, const Matrix& w, Address bias, Address y,
+               bool exact) {
+                const Pool::Busy busy(p);
+                headrace::linear(p, at<const float>(x), tokens, w, at<const float>(bias),
+                                 at<float>(y), exact);
+            },
+            Released(), "x"_a, "tokens"_a, "w"_a, "bias"_a, "y"_a, "exact"_a)
+        .def(
+            "experts",
+            [](Pool& p, Address x, int tokens, Address ids, Address weights, int top_k,
+               const ExpertLayer& layer, Address y, bool exact) {
+                const Pool::Busy busy(p);
+                headrace::experts(p, at<const float>(x), tokens, at<const std::int32_t>(ids),
+                                  at<const float>(weights), top_k, layer, at<float>(y), exact);
+            },
+            Released(), "x"_a, "tokens"_a, "ids"_a, "weights"_a, "top_k"_a, "layer"_a, "y"_a,
+            "exact"_a);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+    m.doc() = "The native worker pool and the kernels that run on it.";
+    m.def("cpu_features", [] {
+        std::map<std::string, bool> out;
+        for (const auto& [name, present] : headrace::cpu_feature_list()) out[name] = present;
+        return out;
+    });
+    m.def("isas", &headrace::isas);
+    bind_weights(m);
+    nb::class_<Pool> pool(m, "Pool");
+    bind_pool(pool);
+    m.def("measure_read_bandwidth", &headrace::measure_read_bandwidth, Released(), "pool"_a,
+          "nbytes"_a, "seconds"_a);
+    bind_mixers(m, pool);
+    bind_io(m);
+}

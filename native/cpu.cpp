@@ -1,0 +1,135 @@
+#include "cpu.hpp"
+
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <fstream>
+#include <set>
+#include <stdexcept>
+#include <thread>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace headrace {
+namespace {
+
+#if defined(__x86_64__)
+// State components that the operating system saves: a set bit means the registers may be used.
+std::uint64_t enabled_state() {
+    std::uint32_t low = 0, high = 0;
+    asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return static_cast<std::uint64_t>(high) << 32 | low;
+}
+
+// Linux hands the tile registers out on request only.
+bool grant_tiles() {
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+CpuFeatures probe() {
+    CpuFeatures f;
+    std::uint32_t a = 0, b = 0, c = 0, d = 0;
+    if (!__get_cpuid(1, &a, &b, &c, &d)) return f;
+    const bool fma = c >> 12 & 1, os_saves = c >> 27 & 1, avx = c >> 28 & 1, f16c = c >> 29 & 1;
+    if (!os_saves || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return f;
+    const std::uint64_t state = enabled_state();
+    const bool ymm = (state & 0x6) == 0x6, zmm = (state & 0xe6) == 0xe6;
+    const bool tiles = (state & 0x60000) == 0x60000;
+    f.avx2 = ymm && avx && fma && f16c && (b >> 5 & 1);
+    const bool foundation = b >> 16 & 1, dq = b >> 17 & 1, bw = b >> 30 & 1, vl = b >> 31 & 1;
+    f.avx512 = f.avx2 && zmm && foundation && dq && bw && vl;
+    const bool amx = (d >> 22 & 1) && (d >> 24 & 1);
+    std::uint32_t a1 = 0;
+    if (__get_cpuid_count(7, 1, &a1, &b, &c, &d)) f.avx512_bf16 = f.avx512 && (a1 >> 5 & 1);
+    f.amx_bf16 = f.avx512_bf16 && tiles && amx && grant_tiles();
+    return f;
+}
+#elif defined(__aarch64__)
+CpuFeatures probe() {
+    CpuFeatures f;
+    f.neon = true;
+    return f;
+}
+#else
+CpuFeatures probe() { return {}; }
+#endif
+
+std::vector<const KernelTable*> tables() {
+    std::vector<const KernelTable*> found{&scalar::table()};
+#if defined(__x86_64__)
+    if (cpu().avx2) found.push_back(&avx2::table());
+    if (cpu().avx512_bf16) {
+        found.push_back(&avx512bf16::table());
+    } else if (cpu().avx512) {
+        found.push_back(&avx512::table());
+    }
+    if (cpu().amx_bf16) found.push_back(&amx::table());
+#elif defined(__aarch64__)
+    found.push_back(&neon::table());
+#endif
+    return found;
+}
+
+std::string siblings_of(int cpu) {
+    std::ifstream file("/sys/devices/system/cpu/cpu" + std::to_string(cpu) +
+                       "/topology/thread_siblings_list");
+    std::string line;
+    return std::getline(file, line) ? line : "cpu" + std::to_string(cpu);
+}
+
+}  // namespace
+
+const CpuFeatures& cpu() {
+    static const CpuFeatures features = probe();
+    return features;
+}
+
+std::vector<std::pair<std::string, bool>> cpu_feature_list() {
+    const CpuFeatures& f = cpu();
+    return {{"avx2", f.avx2},
+            {"avx512f", f.avx512},
+            {"avx512_bf16", f.avx512_bf16},
+            {"amx_bf16", f.amx_bf16},
+            {"neon", f.neon}};
+}
+
+std::vector<std::string> isas() {
+    std::vector<std::string> names;
+    for (const KernelTable* table : tables()) names.emplace_back(table->name);
+    return names;
+}
+
+const KernelTable& kernels_up_to(const std::string& cap) {
+    const auto found = tables();
+    if (cap.empty()) return *found.back();
+    for (const KernelTable* table : found)
+        if (cap == table->name) return *table;
+    std::string names;
+    for (const KernelTable* table : found) names += std::string(" ") + table->name;
+    throw std::invalid_argument("isa '" + cap + "' cannot run here; expected one of:" + names +
+                                "; leave it empty for the best");
+}
+
+std::vector<int> physical_cores() {
+    cpu_set_t mask;
+    CPU_ZERO(&mask);
+    std::vector<int> cores;
+    if (sched_getaffinity(0, sizeof mask, &mask) == 0) {
+        std::set<std::string> seen;
+        for (int i = 0; i < CPU_SETSIZE; ++i)
+            if (CPU_ISSET(i, &mask) && seen.insert(siblings_of(i)).second) cores.push_back(i);
+    }
+    if (cores.empty()) {
+        const int n = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+        for (int i = 0; i < n; ++i) cores.push_back(i);
+    }
+    return cores;
+}
+
+}  // namespace headrace

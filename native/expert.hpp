@@ -1,0 +1,36 @@
+// The routed experts of one layer: y = sum over chosen experts of weight * down(act(gate x, up x)).
+//
+// Invariants: each expert's rows are read once per call; a token's sum runs over its experts in
+// ascending id; two barriers per call.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "pool.hpp"
+
+namespace headrace {
+
+struct ExpertLayer {
+    int format = kF32;
+    int hidden = 0;
+    int width = 0;
+    int activation = 0;
+    float alpha = 1.702f;
+    float limit = 0.0f;
+    std::vector<const std::byte*> gate, up, down;
+    std::size_t gate_stride = 0, up_stride = 0, down_stride = 0;
+    std::vector<const float*> gate_bias, up_bias, down_bias;  // empty = none
+
+    int experts() const { return static_cast<int>(gate.size()); }
+    std::size_t row_nbytes() const;
+    // Throws std::invalid_argument for sizes that cannot be.
+    void check() const;
+};
+
+// ids: [tokens, top_k], negative ones are skipped; others must be below layer.experts(), else
+// std::invalid_argument. y is overwritten.
+void experts(Pool& pool, const float* x, int tokens, const std::int32_t* ids, const float* weights,
+             int top_k, const ExpertLayer& layer, float* y, bool exact);
+
+}  // namespace headrace

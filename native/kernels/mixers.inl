@@ -1,0 +1,33 @@
+// The mixer kernels of one instruction set: norm, state, router and attention, as one table.
+#include <cstring>
+#include <limits>
+
+#include "norm.inl"
+
+#include "delta.inl"
+#include "panel.inl"
+#include "route.inl"
+
+#include "attention.inl"
+
+namespace headrace::HEADRACE_ISA {
+
+inline const MixerTable* mixer_table() {
+    static const MixerTable table{
+        .rms_norm = rms_norm_rows,
+        .rope = rope_tokens,
+        .store_kv = store_kv_tokens,
+        .attention_scratch_nbytes = attention_scratch_nbytes,
+        .attention_entry = attention_entry,
+        .attention = attention_piece,
+        .attention_merge = attention_merge,
+        .conv_scratch_nbytes = conv_scratch_nbytes,
+        .conv = conv_piece,
+        .delta_scratch_nbytes = delta_scratch_nbytes,
+        .delta = delta_piece,
+        .route = route_tokens,
+    };
+    return &table;
+}
+
+}  // namespace headrace::HEADRACE_ISA

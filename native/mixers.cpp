@@ -1,0 +1,271 @@
+#include "mixers.hpp"
+
+#include <algorithm>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace headrace {
+namespace {
+
+// About 10 us of one core's vector work, in elements touched: less than that is not worth waking
+// anyone, and a piece should not be smaller.
+constexpr std::int64_t kPieceWork = 32 * 1024;
+constexpr std::int64_t kPiecesPerThread = 4;
+
+void require(bool ok, const std::string& found, const char* expected) {
+    if (!ok) throw std::invalid_argument("found " + found + "; expected " + expected);
+}
+
+std::string number(std::int64_t n) { return std::to_string(n); }
+
+std::int64_t piece_count(const Pool& pool, std::int64_t units, std::int64_t work_per_unit) {
+    const std::int64_t worth = units * work_per_unit / kPieceWork;
+    return std::max<std::int64_t>(1, std::min({units, worth, pool.threads() * kPiecesPerThread}));
+}
+
+// Calls fn(first, last, worker) over [0, units) cut evenly; at once where one piece is enough.
+template <class F>
+void split(Pool& pool, std::int64_t units, std::int64_t work_per_unit, F&& fn) {
+    if (units <= 0) return;
+    const std::int64_t pieces = piece_count(pool, units, work_per_unit);
+    if (pieces == 1) return fn(std::int64_t{0}, units, 0);
+    pool.parallel(static_cast<std::size_t>(pieces), [&](std::size_t piece, int worker) {
+        const auto p = static_cast<std::int64_t>(piece);
+        fn(units * p / pieces, units * (p + 1) / pieces, worker);
+    });
+}
+
+void check_offsets(const std::int32_t* offsets, int sequences) {
+    require(sequences >= 0, number(sequences) + " sequences", "at least 0");
+    for (int s = 0; s < sequences; ++s)
+        require(offsets[s] >= 0 && offsets[s] <= offsets[s + 1],
+                "offsets " + number(offsets[s]) + ", " + number(offsets[s + 1]),
+                "offsets that never fall");
+}
+
+}  // namespace
+
+void rms_norm(Pool& pool, const RmsNorm& c) {
+    require(c.width > 0, "a row of " + number(c.width), "at least 1 element");
+    const Pool::Busy busy(pool);
+    const auto kernel = pool.kernels().mixers->rms_norm;
+    split(pool, c.rows, c.width * (c.gate == nullptr ? 1 : 3),
+          [&](std::int64_t first, std::int64_t last, int) { kernel(c, first, last); });
+}
+
+void rope(Pool& pool, const Rope& c) {
+    require(c.rotated >= 0 && c.rotated % 2 == 0 && c.rotated <= c.head_dim,
+            number(c.rotated) + " rotated of " + number(c.head_dim),
+            "an even number, at most the head's width");
+    const Pool::Busy busy(pool);
+    const auto kernel = pool.kernels().mixers->rope;
+    split(pool, c.tokens, c.heads * c.rotated,
+          [&](std::int64_t first, std::int64_t last, int) { kernel(c, first, last); });
+}
+
+void store_kv(Pool& pool, const StoreKv& c) {
+    require(c.format == kF32 || c.format == kBF16, "KV format " + number(c.format),
+            "0 (float32) or 1 (bfloat16)");
+    const Pool::Busy busy(pool);
+    const auto kernel = pool.kernels().mixers->store_kv;
+    split(pool, c.tokens, c.width,
+          [&](std::int64_t first, std::int64_t last, int) { kernel(c, first, last); });
+}
+
+namespace {
+
+void check_attention(const Attention& c) {
+    require(c.format == kF32 || c.format == kBF16, "KV format " + number(c.format),
+            "0 (float32) or 1 (bfloat16)");
+    require(c.heads > 0 && c.kv_heads > 0 && c.heads % c.kv_heads == 0,
+            number(c.heads) + " heads and " + number(c.kv_heads) + " KV heads",
+            "a multiple of at least 1 KV head");
+    require(c.head_dim > 0 && c.value_dim > 0,
+            "heads of " + number(c.head_dim) + " and " + number(c.value_dim), "at least 1");
+    require(c.block_size > 0, "blocks of " + number(c.block_size), "at least 1 token");
+    check_offsets(c.offsets, c.sequences);
+    for (int s = 0; s < c.sequences; ++s) {
+        const std::int64_t end = c.contexts[s] + c.offsets[s + 1] - c.offsets[s];
+        require(c.contexts[s] >= 0 && end <= c.max_blocks * c.block_size,
+                "a context of " + number(c.contexts[s]) + " that grows to " + number(end),
+                "at least 0, and no more than its blocks hold");
+    }
+}
+
+// What a piece costs, in elements touched: loading each key and value, then using it row by row.
+std::int64_t span_work(const Attention& c, std::int64_t rows) {
+    return Attention::kSpan * (c.head_dim + c.value_dim) * (rows + 2) / 4;
+}
+
+struct AttentionPlan {
+    std::vector<AttentionPiece> pieces;  // the longest first
+    std::vector<AttentionPiece> merges;  // pieces whose spans are computed apart
+    std::vector<std::int64_t> partial_at;
+    std::int64_t partial_floats = 0;
+    std::int64_t work = 0;
+    int rows = 0;
+};
+
+std::vector<AttentionPiece> whole_pieces(const Attention& c) {
+    const int tokens = std::max(1, Attention::kRows / c.group());
+    std::vector<AttentionPiece> pieces;
+    for (int s = 0; s < c.sequences; ++s)
+        for (int t = c.offsets[s]; t < c.offsets[s + 1]; t += tokens) {
+            const int end = std::min(t + tokens, c.offsets[s + 1]);
+            const std::int64_t position = c.contexts[s] + t - c.offsets[s];
+            const std::int64_t first = c.first_key(position) / Attention::kSpan;
+            const std::int64_t last = (position + end - t - 1) / Attention::kSpan + 1;
+            for (int h = 0; h < c.kv_heads; ++h)
+                pieces.push_back({s, h, t, end, first, last, nullptr, first, last - first});
+        }
+    return pieces;
+}
+
+AttentionPlan plan_attention(const Pool& pool, const Attention& c) {
+    AttentionPlan plan;
+    const std::vector<AttentionPiece> whole = whole_pieces(c);
+    const std::int64_t entry = pool.kernels().mixers->attention_entry(c);
+    for (const AttentionPiece& p : whole) {
+        const int rows = (p.last_token - p.first_token) * c.group();
+        plan.rows = std::max(plan.rows, rows);
+        plan.work += p.spans * span_work(c, rows);
+    }
+    // A piece much longer than its share is cut between spans, down to one span a piece.
+    const std::int64_t share =
+        std::max(kPieceWork, plan.work / (pool.threads() * kPiecesPerThread));
+    for (const AttentionPiece& p : whole) {
+        const std::int64_t rows = (p.last_token - p.first_token) * c.group();
+        const std::int64_t chunk = std::max<std::int64_t>(1, share / span_work(c, rows));
+        if (pool.threads() == 1 || p.spans < 2 * chunk) {
+            plan.pieces.push_back(p);
+            continue;
+        }
+        plan.merges.push_back(p);
+        plan.partial_at.push_back(plan.partial_floats);
+        plan.partial_floats += rows * p.spans * entry;
+    }
+    return plan;
+}
+
+void cut_spans(const Pool& pool, const Attention& c, AttentionPlan& plan, float* partial) {
+    const std::int64_t share =
+        std::max(kPieceWork, plan.work / (pool.threads() * kPiecesPerThread));
+    for (std::size_t i = 0; i < plan.merges.size(); ++i) {
+        AttentionPiece& p = plan.merges[i];
+        p.partial = partial + plan.partial_at[i];
+        const std::int64_t rows = (p.last_token - p.first_token) * c.group();
+        const std::int64_t chunk = std::max<std::int64_t>(1, share / span_work(c, rows));
+        for (std::int64_t at = p.first_span; at < p.last_span; at += chunk) {
+            AttentionPiece part = p;
+            part.first_span = at;
+            part.last_span = std::min(at + chunk, p.last_span);
+            plan.pieces.push_back(part);
+        }
+    }
+    std::stable_sort(plan.pieces.begin(), plan.pieces.end(),
+                     [](const AttentionPiece& a, const AttentionPiece& b) {
+                         return (a.last_span - a.first_span) * (a.last_token - a.first_token) >
+                                (b.last_span - b.first_span) * (b.last_token - b.first_token);
+                     });
+}
+
+}  // namespace
+
+void attention(Pool& pool, const Attention& c) {
+    check_attention(c);
+    const Pool::Busy busy(pool);
+    const MixerTable& kernels = *pool.kernels().mixers;
+    AttentionPlan plan = plan_attention(pool, c);
+    std::vector<float> partial(static_cast<std::size_t>(plan.partial_floats));
+    cut_spans(pool, c, plan, partial.data());
+    if (plan.pieces.empty()) return;
+    pool.reserve_scratch(kernels.attention_scratch_nbytes(c, plan.rows));
+    if (plan.pieces.size() == 1 || plan.work < 2 * kPieceWork) {
+        for (const AttentionPiece& p : plan.pieces) kernels.attention(c, p, pool.scratch(0));
+    } else {
+        pool.parallel(plan.pieces.size(), [&](std::size_t i, int worker) {
+            kernels.attention(c, plan.pieces[i], pool.scratch(worker));
+        });
+    }
+    for (const AttentionPiece& p : plan.merges) {
+        const int rows = (p.last_token - p.first_token) * c.group();
+        split(pool, rows, p.spans * c.value_dim,
+              [&](std::int64_t first, std::int64_t last, int worker) {
+                  kernels.attention_merge(c, p, static_cast<int>(first), static_cast<int>(last),
+                                          pool.scratch(worker));
+              });
+    }
+}
+
+void conv(Pool& pool, const Conv& c) {
+    constexpr std::int64_t kChannels = 64;
+    require(c.kernel >= 1 && c.channels >= 1,
+            "a kernel of " + number(c.kernel) + " over " + number(c.channels) + " channels",
+            "at least 1 of each");
+    check_offsets(c.offsets, c.sequences);
+    const Pool::Busy busy(pool);
+    const MixerTable& kernels = *pool.kernels().mixers;
+    pool.reserve_scratch(kernels.conv_scratch_nbytes(c));
+    const std::int64_t groups = (c.channels + kChannels - 1) / kChannels;
+    const std::int64_t work =
+        (c.tokens + c.sequences) * kChannels * (c.kernel + 4) / std::max(1, c.sequences);
+    split(pool, groups * c.sequences, work, [&](std::int64_t first, std::int64_t last, int worker) {
+        for (std::int64_t unit = first; unit < last; ++unit) {
+            const std::int64_t at = unit % groups * kChannels;
+            kernels.conv(c, static_cast<int>(unit / groups), at,
+                         std::min(c.channels, at + kChannels), pool.scratch(worker));
+        }
+    });
+}
+
+void delta(Pool& pool, const Delta& c) {
+    require(c.key_heads > 0 && c.value_heads > 0 && c.value_heads % c.key_heads == 0,
+            number(c.value_heads) + " value heads and " + number(c.key_heads) + " key heads",
+            "a multiple of at least 1 key head");
+    require(c.key_dim > 0 && c.value_dim > 0,
+            "heads of " + number(c.key_dim) + " and " + number(c.value_dim), "at least 1");
+    check_offsets(c.offsets, c.sequences);
+    if (c.sequences == 0) return;
+    const Pool::Busy busy(pool);
+    const MixerTable& kernels = *pool.kernels().mixers;
+    pool.reserve_scratch(kernels.delta_scratch_nbytes(c));
+    // Columns are independent: a head is cut between them where there are too few heads.
+    const std::int64_t heads = static_cast<std::int64_t>(c.sequences) * c.value_heads;
+    const int blocks = (c.value_dim + Delta::kColumns - 1) / Delta::kColumns;
+    const int cuts = heads >= pool.threads() * kPiecesPerThread ? 1 : blocks;
+    const int columns = (blocks + cuts - 1) / cuts * Delta::kColumns;
+    const std::int64_t tokens = c.offsets[c.sequences] - c.offsets[0];
+    const std::int64_t work = tokens * c.key_dim * c.value_dim / c.sequences / cuts;
+    split(pool, heads * cuts, work, [&](std::int64_t first, std::int64_t last, int worker) {
+        for (std::int64_t unit = first; unit < last; ++unit) {
+            const std::int64_t head = unit / cuts;
+            const int at = static_cast<int>(unit % cuts) * columns;
+            kernels.delta(c, static_cast<int>(head / c.value_heads),
+                          static_cast<int>(head % c.value_heads), at,
+                          std::min(c.value_dim, at + columns), pool.scratch(worker));
+        }
+    });
+}
+
+void route(Pool& pool, const Route& c) {
+    require(c.score >= 0 && c.score <= 2, "score " + number(c.score), "0, 1 or 2");
+    require(c.top_k >= 1 && c.top_k <= c.experts,
+            "top " + number(c.top_k) + " of " + number(c.experts) + " experts",
+            "at least 1 and no more than there are");
+    require(c.groups <= 1 ||
+                (c.experts % c.groups == 0 && c.keep_groups >= 1 && c.keep_groups <= c.groups),
+            number(c.groups) + " groups, " + number(c.keep_groups) + " kept, of " +
+                number(c.experts) + " experts",
+            "groups of equal size and at least one kept");
+    const Pool::Busy busy(pool);
+    const MixerTable& kernels = *pool.kernels().mixers;
+    pool.reserve_scratch(
+        static_cast<std::size_t>(2 * c.experts + 2 * std::max(1, c.groups) + c.top_k) * 4);
+    split(pool, c.tokens, c.experts * 8, [&](std::int64_t first, std::int64_t last, int worker) {
+        kernels.route(c, first, last, pool.scratch(worker));
+    });
+}
+
+}  // namespace headrace

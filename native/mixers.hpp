@@ -1,0 +1,189 @@
+// Norms, rotary embedding, KV, attention, convolution, delta rule and router: what one call means,
+// and the kernels of one instruction set that compute pieces of it.
+//
+// Invariant: a token's bits depend on its own inputs and state only, not on who shares the call,
+// how a prompt was cut, or how the work was split among threads. The meaning of every field is in
+// _native.pyi; strides are in floats unless named otherwise.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "pool.hpp"
+#include "table.hpp"
+
+namespace headrace {
+
+struct RmsNorm {
+    const float* x;
+    const float* gate;  // nullptr: no gate
+    std::int64_t rows;
+    std::int64_t width;
+    std::int64_t x_stride;
+    const float* weight;  // nullptr: ones
+    float eps;
+    bool plus_one;
+    float* y;
+    std::int64_t y_stride;
+};
+
+struct Rope {
+    float* x;
+    std::int64_t tokens;
+    std::int64_t heads;
+    std::int64_t token_stride;
+    std::int64_t head_dim;
+    const float* cos;
+    const float* sin;
+    std::int64_t rotated;
+    bool interleaved;
+};
+
+struct StoreKv {
+    const float* x;
+    std::int64_t tokens;
+    std::int64_t token_stride;
+    std::int64_t width;
+    const std::int64_t* slots;
+    std::byte* pool;
+    int format;
+};
+
+struct Attention {
+    // Keys are taken in tiles of kTile and the tiles in spans of kSpan, both by absolute position:
+    // sums run within a span, and spans are merged in order, whoever computed them.
+    static constexpr int kTile = 64;
+    static constexpr int kSpan = 256;
+    static constexpr int kRows = 96;  // query rows (tokens x heads of a group) that share a tile
+
+    const float* q;
+    std::int64_t q_stride;
+    const std::byte* k;
+    const std::byte* v;
+    int format;
+    float* out;
+    int sequences;
+    const std::int32_t* offsets;
+    const std::int32_t* contexts;
+    const std::int32_t* blocks;
+    std::int64_t max_blocks;
+    std::int64_t block_size;
+    int heads;
+    int kv_heads;
+    int head_dim;
+    int value_dim;
+    float scale;
+    int window;
+    const float* sinks;
+
+    // Always inlined: a copy compiled for a newer instruction set must not be linked in for all.
+    [[gnu::always_inline]] int group() const { return heads / kv_heads; }
+    [[gnu::always_inline]] std::int64_t first_key(std::int64_t position) const {
+        return window > 0 && position >= window ? position - window + 1 : 0;
+    }
+};
+
+// The queries of tokens [first_token, last_token) of one sequence with one KV head, against the
+// keys of spans [first_span, last_span).
+struct AttentionPiece {
+    int sequence;
+    int kv_head;
+    int first_token;
+    int last_token;
+    std::int64_t first_span;
+    std::int64_t last_span;
+    // nullptr: the piece sees all its spans and writes `out`. Otherwise row r (token by token, the
+    // group's heads in order) of span s goes to partial[(r * spans + s - base_span) * entry].
+    float* partial;
+    std::int64_t base_span;
+    std::int64_t spans;
+};
+
+struct Conv {
+    const float* x;
+    std::int64_t tokens;
+    std::int64_t x_stride;
+    std::int64_t channels;
+    int kernel;
+    const float* weight;
+    const float* bias;  // nullptr: zeros
+    int sequences;
+    const std::int32_t* offsets;
+    const std::int32_t* slots;
+    float* state;
+    bool silu;
+    float* y;  // apart from x
+};
+
+struct Delta {
+    static constexpr int kColumns = 32;  // state columns that stay in L1 over a run of tokens
+    static constexpr int kTokens = 32;   // tokens whose q and k are normalised together
+
+    const float* q;
+    const float* k;
+    const float* v;
+    std::int64_t q_stride;
+    std::int64_t k_stride;
+    std::int64_t v_stride;
+    const float* decay;
+    const float* beta;
+    float* out;
+    int sequences;
+    const std::int32_t* offsets;
+    const std::int32_t* slots;
+    float* state;
+    int key_heads;
+    int value_heads;
+    int key_dim;
+    int value_dim;
+    bool normalize;
+    float scale;
+};
+
+struct Route {
+    const float* logits;
+    std::int64_t tokens;
+    int experts;
+    int top_k;
+    int score;
+    const float* bias;
+    int groups;
+    int keep_groups;
+    bool renormalize;
+    float renorm_eps;
+    float scale;
+    std::int32_t* ids;
+    float* weights;
+};
+
+struct MixerTable {
+    // Rows or tokens [first, last).
+    void (*rms_norm)(const RmsNorm& c, std::int64_t first, std::int64_t last);
+    void (*rope)(const Rope& c, std::int64_t first, std::int64_t last);
+    void (*store_kv)(const StoreKv& c, std::int64_t first, std::int64_t last);
+    std::size_t (*attention_scratch_nbytes)(const Attention& c, int rows);
+    std::int64_t (*attention_entry)(const Attention& c);  // floats of one row of one span
+    void (*attention)(const Attention& c, const AttentionPiece& p, std::byte* scratch);
+    // Merges the spans of rows [first, last) of a piece whose spans were computed apart.
+    void (*attention_merge)(const Attention& c, const AttentionPiece& p, int first, int last,
+                            std::byte* scratch);
+    std::size_t (*conv_scratch_nbytes)(const Conv& c);
+    void (*conv)(const Conv& c, int sequence, std::int64_t first, std::int64_t last,
+                 std::byte* scratch);
+    std::size_t (*delta_scratch_nbytes)(const Delta& c);
+    // Columns [first, last) of the state of one value head; `first` is a multiple of kColumns.
+    void (*delta)(const Delta& c, int sequence, int head, int first, int last, std::byte* scratch);
+    void (*route)(const Route& c, std::int64_t first, std::int64_t last, std::byte* scratch);
+};
+
+// Each checks its arguments (std::invalid_argument: found; expected), splits the work over the
+// pool where it is worth a barrier, and returns when the result is written.
+void rms_norm(Pool& pool, const RmsNorm& c);
+void rope(Pool& pool, const Rope& c);
+void store_kv(Pool& pool, const StoreKv& c);
+void attention(Pool& pool, const Attention& c);
+void conv(Pool& pool, const Conv& c);
+void delta(Pool& pool, const Delta& c);
+void route(Pool& pool, const Route& c);
+
+}  // namespace headrace

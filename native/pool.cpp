@@ -1,0 +1,227 @@
+#include "pool.hpp"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstdlib>
+#include <new>
+#include <stdexcept>
+
+#include "cpu.hpp"
+
+namespace headrace {
+namespace {
+
+constexpr int kMaxThreads = 1024;
+
+// A fork copies the pool without its workers; a child sees a larger number and works alone.
+std::atomic<int> fork_generation{0};
+void watch_forks() {
+    static const int registered = pthread_atfork(nullptr, nullptr, [] { ++fork_generation; });
+    (void)registered;
+}
+
+void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t seen) {
+    syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAIT_PRIVATE, seen, nullptr,
+            nullptr, 0);
+}
+
+void futex_wake_all(std::atomic<std::uint32_t>& word) {
+    syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE_PRIVATE, INT_MAX,
+            nullptr, nullptr, 0);
+}
+
+void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+using Clock = std::chrono::steady_clock;
+
+// True as soon as `ready` is; false after `limit` of spinning.
+template <class Ready>
+bool spin(Clock::duration limit, Ready&& ready) {
+    const auto end = Clock::now() + limit;
+    do {
+        for (int i = 0; i < 64; ++i) {
+            if (ready()) return true;
+            relax();
+        }
+    } while (Clock::now() < end);
+    return ready();
+}
+
+// Longer than the gap between two calls of a step, shorter than a scheduler's slice.
+constexpr auto kIdleSpin = std::chrono::microseconds(50);
+
+}  // namespace
+
+// `turn` is epoch << 32 | pieces not yet taken. A piece is taken by compare-and-swap on it, so a
+// late worker can neither take a piece of a newer task nor act on an older job: the job's words
+// are written only while `turn` shows no piece left, and read before the piece is taken.
+struct Pool::Shared {
+    alignas(64) std::atomic<std::uint64_t> turn{0};
+    alignas(64) std::atomic<std::uint32_t> ring{0};  // epoch of the newest task
+    std::atomic<std::uint32_t> sleepers{0};
+    std::atomic<bool> stop{false};
+    alignas(64) std::atomic<std::uint32_t> done{0};  // pieces finished of the newest task
+    std::atomic<std::uint32_t> submitter_sleeps{0};
+    alignas(64) std::atomic<bool (*)(const Job&, std::size_t, int)> run{nullptr};
+    std::atomic<const void*> context{nullptr};
+    std::atomic<std::uint32_t> pieces{0};
+
+    void post(const Job& job, std::uint32_t count) {
+        run.store(job.run, std::memory_order_relaxed);
+        context.store(job.context, std::memory_order_relaxed);
+        pieces.store(count, std::memory_order_relaxed);
+        done.store(0, std::memory_order_relaxed);
+        const std::uint32_t epoch = ring.load(std::memory_order_relaxed) + 1;
+        turn.store(std::uint64_t{epoch} << 32 | count, std::memory_order_release);
+        ring.store(epoch, std::memory_order_seq_cst);
+        if (sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(ring);
+    }
+
+    // Takes one piece of task `epoch` and runs it; false when none is left.
+    bool work_once(std::uint32_t epoch, int worker) {
+        std::uint64_t seen = turn.load(std::memory_order_acquire);
+        Job job{};
+        std::uint32_t count = 0;
+        for (;;) {
+            const auto left = static_cast<std::uint32_t>(seen);
+            if (left == 0 || static_cast<std::uint32_t>(seen >> 32) != epoch) return false;
+            job.run = run.load(std::memory_order_relaxed);
+            job.context = context.load(std::memory_order_relaxed);
+            count = pieces.load(std::memory_order_relaxed);
+            if (turn.compare_exchange_weak(seen, seen - 1, std::memory_order_acq_rel,
+                                           std::memory_order_acquire)) {
+                if (job.run(job, count - left, worker)) finish_piece(count);
+                return true;
+            }
+        }
+    }
+
+    void finish_piece(std::uint32_t count) {
+        if (done.fetch_add(1, std::memory_order_seq_cst) + 1 == count &&
+            submitter_sleeps.load(std::memory_order_seq_cst) != 0)
+            futex_wake_all(done);
+    }
+
+    void wait_done(std::uint32_t count) {
+        const auto all = [&] { return done.load(std::memory_order_acquire) == count; };
+        while (!spin(kIdleSpin, all)) {
+            submitter_sleeps.store(1, std::memory_order_seq_cst);
+            const std::uint32_t seen = done.load(std::memory_order_seq_cst);
+            if (seen != count) futex_wait(done, seen);
+            submitter_sleeps.store(0, std::memory_order_relaxed);
+        }
+    }
+
+    void serve(int worker) {
+        std::uint32_t epoch = 0;
+        while (!stop.load(std::memory_order_acquire)) {
+            const auto rung = [&] { return ring.load(std::memory_order_acquire) != epoch; };
+            if (!spin(kIdleSpin, rung)) {
+                sleepers.fetch_add(1, std::memory_order_seq_cst);
+                if (!stop.load(std::memory_order_seq_cst)) futex_wait(ring, epoch);
+                sleepers.fetch_sub(1, std::memory_order_relaxed);
+                continue;
+            }
+            epoch = ring.load(std::memory_order_acquire);
+            while (work_once(epoch, worker)) {
+            }
+        }
+    }
+};
+
+Pool::Pool(int threads, bool pin, const std::string& isa) : shared_(std::make_unique<Shared>()) {
+    if (threads < 0 || threads > kMaxThreads)
+        throw std::invalid_argument("Pool: " + std::to_string(threads) + " threads; expected 1 to " +
+                                    std::to_string(kMaxThreads) + ", or 0 for one per core");
+    kernels_ = &kernels_up_to(isa);
+    const std::vector<int> cores = physical_cores();
+    threads_ = threads > 0 ? threads : static_cast<int>(cores.size());
+    scratch_.resize(static_cast<std::size_t>(threads_));
+    watch_forks();
+    fork_generation_ = fork_generation.load();
+    // More threads than cores cannot each have one; then the scheduler places them.
+    pin = pin && threads_ <= static_cast<int>(cores.size());
+    for (int i = 1; i < threads_; ++i) {
+        workers_.emplace_back([shared = shared_.get(), i] { shared->serve(i); });
+        if (!pin) continue;
+        cpu_set_t mask;
+        CPU_ZERO(&mask);
+        CPU_SET(cores[static_cast<std::size_t>(i)], &mask);
+        pthread_setaffinity_np(workers_.back().native_handle(), sizeof mask, &mask);
+    }
+}
+
+Pool::~Pool() {
+    close();
+    for (Scratch& s : scratch_) std::free(s.data);
+}
+
+void Pool::close() {
+    if (fork_generation_ != fork_generation.load()) {
+        for (std::thread& worker : workers_) worker.detach();
+    } else {
+        shared_->stop.store(true, std::memory_order_seq_cst);
+        shared_->ring.fetch_add(1, std::memory_order_seq_cst);
+        futex_wake_all(shared_->ring);
+        for (std::thread& worker : workers_) worker.join();
+    }
+    workers_.clear();
+}
+
+void Pool::run(std::size_t pieces, const Job& job) {
+    if (pieces == 0) return;
+    if (workers_.empty() || pieces == 1 || fork_generation_ != fork_generation.load()) {
+        for (std::size_t i = 0; i < pieces; ++i) job.run(job, i, 0);
+        return;
+    }
+    if (pieces > UINT_MAX) throw std::invalid_argument("Pool: too many pieces");
+    const auto count = static_cast<std::uint32_t>(pieces);
+    shared_->post(job, count);
+    const std::uint32_t epoch = shared_->ring.load(std::memory_order_relaxed);
+    while (shared_->work_once(epoch, 0)) {
+    }
+    shared_->wait_done(count);
+}
+
+Arena& Pool::begin_call() {
+    if (arenas_.empty()) arenas_.push_back(std::make_unique<Arena>());
+    arenas_.front()->reset();
+    return *arenas_.front();
+}
+
+void Pool::perform(Arena& arena, const Work& work, std::size_t pieces,
+                   std::size_t scratch_nbytes) {
+    scratch_nbytes = (scratch_nbytes + 63) / 64 * 64;
+    std::byte* scratch = arena.take<std::byte>(scratch_nbytes * static_cast<std::size_t>(threads_));
+    parallel(pieces, [&](std::size_t piece, int worker) {
+        std::byte* own = scratch + scratch_nbytes * static_cast<std::size_t>(worker);
+        work.compute(piece, own);
+        work.commit(piece, own);
+    });
+}
+
+void Pool::reserve_scratch(std::size_t nbytes) {
+    for (Scratch& s : scratch_) {
+        if (s.nbytes >= nbytes) continue;
+        std::free(s.data);
+        s = {};
+        const std::size_t rounded = (nbytes + 4095) / 4096 * 4096;
+        s.data = static_cast<std::byte*>(std::aligned_alloc(4096, rounded));
+        if (s.data == nullptr) throw std::bad_alloc();
+        s.nbytes = rounded;
+    }
+}
+
+}  // namespace headrace

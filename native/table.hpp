@@ -1,0 +1,75 @@
+// The kernels of one instruction set, as a table of functions.
+//
+// The pool picks one table when it is made; nothing else asks which instruction set runs.
+// Invariant: what a table computes for one token has one fixed order of sums, whatever else
+// shares the call.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace headrace {
+
+enum Format : int { kF32 = 0, kBF16 = 1, kF16 = 2, kFormats = 3 };
+
+inline constexpr std::size_t format_nbytes(int format) { return format == kF32 ? 4 : 2; }
+
+// out[t * out_stride + r] = sum over k of w[r, k] * x[t][k].
+struct Dot {
+    const std::byte* w;
+    std::size_t w_stride;  // bytes from one weight row to the next
+    int rows;
+    int columns;
+    const std::byte* const* x;  // one row per token, float32 or bfloat16 as the kernel wants
+    int tokens;
+    float* out;
+    std::size_t out_stride;
+    std::byte* scratch;  // at least `scratch_nbytes` of the kernel's
+};
+
+struct DotKernel {
+    bool bf16;  // activations are bfloat16 rows, not float32 rows
+    void (*run)(const Dot& dot);
+    std::size_t (*scratch_nbytes)(int rows, int columns, int tokens);
+    // Rows that one piece should have where they meet many tokens: their tile stays in L2.
+    int (*tile_rows)(int columns);
+};
+
+// gate[i] = act(gate[i], up[i]); the numbers of `activation` are those of ExpertLayer.
+using Activate = void (*)(int activation, float alpha, float limit, float* gate, const float* up,
+                          std::size_t n);
+
+struct MixerTable;  // in mixers.hpp
+
+struct KernelTable {
+    const char* name;
+    DotKernel exact[kFormats];
+    DotKernel fast[kFormats];  // may round activations to bfloat16
+    Activate activate;
+    void (*add_scaled)(float* y, const float* x, float scale, std::size_t n);  // y += scale * x
+    void (*add)(float* y, const float* x, std::size_t n);                      // y += x
+    void (*to_bf16)(std::uint16_t* y, const float* x, std::size_t n);
+    float (*read)(const std::byte* from, std::size_t nbytes);  // only reads; the sum keeps it alive
+    const MixerTable* mixers;
+};
+
+namespace scalar {
+const KernelTable& table();
+}
+namespace avx2 {
+const KernelTable& table();
+}
+namespace avx512 {
+const KernelTable& table();
+}
+namespace avx512bf16 {
+const KernelTable& table();
+}
+namespace amx {
+const KernelTable& table();
+}
+namespace neon {
+const KernelTable& table();
+}
+
+}  // namespace headrace
