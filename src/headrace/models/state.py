@@ -1,4 +1,6 @@
-"""What flows through a forward pass besides activations: the batch, the caches, the experts' seam."""
+"""What flows through a forward pass besides activations: the batch, the caches, the experts'
+seam.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from headrace.ops.table import Routing
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step as tensors. tokens_T, positions_T: int64; rows_N: int64, the tokens whose logits are wanted."""
+    """One step as tensors. tokens_T, positions_T: int64; rows_N: int64, the tokens whose logits are
+    wanted.
+    """
 
     tokens_T: Tensor
     positions_T: Tensor
@@ -24,7 +28,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class KvPool:
-    """keys: [slots, kv heads, head dim], values: [slots, kv heads, value dim]; slot = block * block_size + offset."""
+    """keys: [slots, kv heads, head dim], values: [slots, kv heads, value dim]; slot = block *
+    block_size + offset.
+    """
 
     keys: Tensor
     values: Tensor
@@ -32,7 +38,9 @@ class KvPool:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentPool:
-    """matrix: float32 [slots, value heads, key dim, value dim]; conv: float32 [slots, channels, kernel - 1]."""
+    """matrix: float32 [slots, value heads, key dim, value dim]; conv: float32 [slots, channels,
+    kernel - 1].
+    """
 
     matrix: Tensor
     conv: Tensor

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,9 +14,9 @@ class Spans:
     """S sequences, T tokens in all; token t of sequence s: offsets[s] <= t < offsets[s+1].
 
     offsets_S1: int32 [S+1]; contexts_S: int32 [S], tokens already in the caches before this step;
-    blocks_SB: int32 [S, B], the KV blocks of each sequence in order, zero-filled behind its own; kv_slots_T: int64 [T], where
-    each token's keys and values go (block * block_size + offset); states_S: int32 [S], recurrent state slots.
-    All lie on the device.
+    blocks_SB: int32 [S, B], the KV blocks of each sequence in order, zero-filled behind its own;
+    kv_slots_T: int64 [T], where each token's keys and values go (block * block_size + offset);
+    states_S: int32 [S], recurrent state slots. All lie on the device.
     """
 
     offsets_S1: Tensor

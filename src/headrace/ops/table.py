@@ -1,8 +1,8 @@
 """The typed table of operations: all arithmetic above the device goes through one of these.
 
-Each op lives in a folder of its own; `reference.py` is its meaning, the other files are fast ways to it.
-Shape legend: T tokens, S sequences, K inputs, N outputs, H heads, G kv heads, D head width, E experts, X = top-k.
-Activations are float32 on every device that computes on the CPU.
+Each op lives in a folder of its own; `reference.py` is its meaning, the other files are fast ways
+to it. Shape legend: T tokens, S sequences, K inputs, N outputs, H heads, G kv heads, D head width,
+E experts, X = top-k. Activations are float32 on every device that computes on the CPU.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from torch import Tensor
+if TYPE_CHECKING:  # specs name these types before torch is loaded
+    from torch import Tensor
 
-from headrace.ops.spans import Spans
+    from headrace.ops.spans import Spans
 
 
 class Activation(IntEnum):
@@ -35,10 +36,15 @@ class Score(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """Weights of one linear map in one or more parts [N_i, K] that share dtype and K; y is their concatenation."""
+    """Weights of one linear map in one or more parts [N_i, K] that share dtype and K; y is their
+    concatenation.
+
+    `exact`: inputs are never rounded, whatever the device would rather do (router logits).
+    """
 
     parts: tuple[Tensor, ...]
     bias_N: Tensor | None = None  # float32
+    exact: bool = False
 
     @property
     def rows(self) -> int:
@@ -51,8 +57,9 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class ExpertRows:
-    """The experts of one layer where they lie. gate[e], up[e]: [F, D]; down[e]: [D, F]; any row stride, unit
-    column stride. Biases are float32 or absent altogether."""
+    """The experts of one layer where they lie. gate[e], up[e]: [F, D]; down[e]: [D, F]; any row
+    stride, unit column stride. Biases are float32 or absent altogether.
+    """
 
     gate: Sequence[Tensor]
     up: Sequence[Tensor]
@@ -103,7 +110,9 @@ class RmsNormOp(Protocol):
 
 
 class GatedRmsNormOp(Protocol):
-    def __call__(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+    def __call__(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """rms(x) * weight * silu(gate) over the last axis; x and gate have one shape."""
+        ...
 
 
 class RopeOp(Protocol):

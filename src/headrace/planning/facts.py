@@ -18,6 +18,7 @@ class KvNeed:
     key: int  # kv heads * head dim
     value: int
     window: int | None = None  # tokens ever looked back at, itself counted
+    kv_heads: int = 1  # both are [kv heads, width]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,57 @@
+"""Gated DeltaNet: short convolution, gated delta rule, gated norm (arXiv 2412.06464).
+
+Shapes: T tokens, N all projected channels, C convolved channels (q, k, v), G key heads, H value
+heads, D key width, V value width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headrace.models.spec import DeltaRule, ModelSpec
+from headrace.models.state import RecurrentPool
+from headrace.models.tensors import Scope
+from headrace.ops.activation.reference import decay, sigmoid
+from headrace.ops.spans import Spans
+from headrace.ops.table import Ops
+
+
+class DeltaBlock:
+    """One layer's recurrence, from normed input to what is added to the residual stream."""
+
+    def __init__(self, model: ModelSpec, spec: DeltaRule, scope: Scope, ops: Ops) -> None:
+        self._spec, self._ops, self._eps = spec, ops, model.eps
+        self._project = scope.linear("qkv", "z", "b", "a")
+        self._conv = scope.vector("conv")
+        self._a_log, self._dt_bias = scope.vector("a_log"), scope.vector("dt_bias")
+        self._norm = scope.vector("delta_norm")
+        self._out = scope.linear("o")
+
+    def __call__(self, x_TD: Tensor, spans: Spans, pool: RecurrentPool) -> Tensor:
+        spec, ops = self._spec, self._ops
+        heads, keys, values = spec.value_heads, spec.key_dim, spec.value_dim
+        y_TN = ops.linear(x_TD, self._project)
+        tokens = y_TN.shape[0]
+        mixed_TC, z, b_TH, a_TH = torch.split(
+            y_TN, [spec.channels, heads * values, heads, heads], dim=1
+        )
+        mixed_TC = ops.conv(mixed_TC, self._conv, None, pool.conv, spans)
+        row, k_at = spec.channels, spec.key_heads * keys
+        q = mixed_TC.as_strided((tokens, spec.key_heads, keys), (row, keys, 1))
+        k = mixed_TC.as_strided((tokens, spec.key_heads, keys), (row, keys, 1), k_at)
+        v = mixed_TC.as_strided((tokens, heads, values), (row, values, 1), 2 * k_at)
+        out_THV = ops.delta(
+            q,
+            k,
+            v,
+            decay(a_TH, self._a_log, self._dt_bias),
+            sigmoid(b_TH),
+            pool.matrix,
+            spans,
+            normalize=True,
+            scale=keys**-0.5,
+        )
+        gate = z.reshape(tokens, heads, values)
+        out_THV = ops.gated_rms_norm(out_THV, gate, self._norm, self._eps)
+        return ops.linear(out_THV.view(tokens, heads * values), self._out)

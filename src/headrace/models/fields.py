@@ -1,0 +1,190 @@
+"""Reading a published config so that nothing in it is overlooked. No torch.
+
+Every key is either read by the family, or known to have no part in inference, or inert (null,
+false, 0, empty); any other is an error: an unknown flag may change the arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.errors import CheckpointError
+from headrace.models.spec import LinearScaling, Llama3Scaling, Rope, Yarn
+from headrace.ops.table import Activation
+
+# Of training, of generation, of the files themselves, or repeated elsewhere.
+_NO_PART = frozenset(
+    [
+        "_name_or_path", "architectures", "attention_dropout", "auto_map", "bos_token_id",
+        "chunk_size_feed_forward", "dtype", "eos_token_id", "hidden_dropout", "id2label",
+        "initializer_range", "is_encoder_decoder", "label2id", "mamba_ssm_dtype",
+        "max_window_layers", "model_type", "mtp_num_hidden_layers",
+        "mtp_use_dedicated_embeddings", "num_nextn_predict_layers", "output_attentions",
+        "output_hidden_states", "output_router_logits", "pad_token_id", "pretraining_tp",
+        "return_dict", "router_aux_loss_coef", "router_jitter_noise", "tokenizer_class",
+        "torch_dtype", "transformers_version", "unsloth_fixed", "unsloth_version", "use_cache",
+        "use_mtp",
+    ]
+)  # fmt: skip
+_ACTIVATIONS = {
+    "silu": Activation.SILU,
+    "swish": Activation.SILU,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+}
+
+
+class Fields:
+    """A config (or a table inside it) and the keys read so far."""
+
+    def __init__(self, table: Mapping[str, Any], where: str) -> None:
+        self._table = table
+        self._where = where
+        self._read: set[str] = set()
+
+    def error(self, key: str, expected: str) -> CheckpointError:
+        """For a key whose value cannot be right."""
+        return CheckpointError(
+            f"{self._where}: {key} = {self._table.get(key)!r}",
+            expected=expected,
+            fix="use an unmodified config.json of a supported architecture",
+        )
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The raw value, or `default` where the key is absent or null."""
+        self._read.add(key)
+        value = self._table.get(key)
+        return default if value is None else value
+
+    def count(self, key: str, default: int | None = None, *, low: int = 1) -> int:
+        """A whole number from `low` on."""
+        value = self.get(key, default)
+        if type(value) is not int or not low <= value < 1 << 40:
+            raise self.error(key, f"a whole number of at least {low}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number above zero."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+            raise self.error(key, "a number above 0")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise self.error(key, "true or false")
+        return value
+
+    def words(self, key: str, count: int, allowed: tuple[str, ...]) -> tuple[str, ...] | None:
+        """A list of `count` of the allowed words, or None where it is absent."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if (
+            not isinstance(value, list)
+            or len(value) != count
+            or any(w not in allowed for w in value)
+        ):
+            raise self.error(key, f"{count} of " + ", ".join(allowed))
+        return tuple(value)
+
+    def activation(self, key: str = "hidden_act") -> Activation:
+        value = self.get(key)
+        if value not in _ACTIVATIONS:
+            raise self.error(key, "one of " + ", ".join(_ACTIVATIONS))
+        return _ACTIVATIONS[value]
+
+    def table(self, key: str) -> Fields | None:
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.error(key, "a table")
+        return Fields(value, f"{self._where}, {key}")
+
+    def finish(self, *ignored: str) -> None:
+        """Raises CheckpointError if a key with a meaningful value was not read.
+
+        `ignored`: more keys without a part in inference."""
+        left = [
+            key
+            for key, value in self._table.items()
+            if value and key not in self._read and key not in _NO_PART and key not in ignored
+        ]
+        if "quantization_config" in left:
+            raise CheckpointError(
+                f"{self._where}: the weights are quantised",
+                expected="float32, bfloat16 or float16 weights",
+                fix="use the bfloat16 release of this model",
+            )
+        if left:
+            raise CheckpointError(
+                f"{self._where}: {left[0]} = {self._table[left[0]]!r} is not known here",
+                expected="only settings whose arithmetic is implemented",
+                fix="check that config.json is the published one",
+            )
+
+
+def read_rope(fields: Fields, head_dim: int, *, theta: float, partial: float = 1.0) -> Rope:
+    """From `rope_parameters`, or the older `rope_theta` with `rope_scaling`. `theta`, `partial`:
+    where absent.
+    """
+    table = fields.table("rope_parameters") or fields.table("rope_scaling") or Fields({}, "rope")
+    fields.get("rope_scaling")
+    theta = table.number("rope_theta", fields.number("rope_theta", theta))
+    share = table.number("partial_rotary_factor", fields.number("partial_rotary_factor", partial))
+    kind = table.get("rope_type") or table.get("type", "default")
+    table.get("type")
+    rotated = int(head_dim * share)
+    if rotated < 2 or rotated % 2 or rotated > head_dim:
+        raise table.error("partial_rotary_factor", f"an even share of {head_dim} channels")
+    context = fields.count("max_position_embeddings")
+    scaling = _scaling(table, str(kind), context)
+    # With text alone the three position axes of multimodal rope are one, which makes it plain rope.
+    table.finish("mrope_section", "mrope_interleaved")
+    return Rope(theta, rotated, scaling)
+
+
+def _scaling(table: Fields, kind: str, context: int) -> LinearScaling | Yarn | Llama3Scaling | None:
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return LinearScaling(table.number("factor"))
+    if kind == "llama3":
+        return Llama3Scaling(
+            factor=table.number("factor"),
+            low_factor=table.number("low_freq_factor"),
+            high_factor=table.number("high_freq_factor"),
+            original_context=table.count("original_max_position_embeddings", context),
+        )
+    if kind == "yarn":
+        return _yarn(table, context)
+    raise table.error("rope_type", "one of default, linear, llama3, yarn")
+
+
+def _yarn(table: Fields, context: int) -> Yarn:
+    original = table.count("original_max_position_embeddings", context)
+    factor = table.number("factor", context / original)
+    attention = table.get("attention_factor")
+    mscale, mscale_all = table.get("mscale"), table.get("mscale_all_dim")
+    if attention is None:
+        attention = (
+            _mscale(factor, mscale) / _mscale(factor, mscale_all)
+            if mscale and mscale_all
+            else _mscale(factor, 1.0)
+        )
+    return Yarn(
+        factor=factor,
+        original_context=original,
+        beta_fast=table.number("beta_fast", 32.0),
+        beta_slow=table.number("beta_slow", 1.0),
+        attention_factor=float(attention),
+        truncate=table.flag("truncate", True),
+    )
+
+
+def _mscale(factor: float, mscale: float) -> float:
+    """arXiv 2309.00071, equation 22."""
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0

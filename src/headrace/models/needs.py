@@ -1,0 +1,93 @@
+"""Which tensors a spec is made of, by canonical name and shape. No torch."""
+
+from __future__ import annotations
+
+from headrace.models.spec import Attention, DeltaRule, Dense, LayerSpec, ModelSpec, Moe, QkNorm
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def needs_of(spec: ModelSpec) -> Shapes:
+    """Every tensor of the model, each once. Experts are stacked: [E, ...]."""
+    needs: Shapes = {"embed": (spec.vocab, spec.hidden), "norm": (spec.hidden,)}
+    if not spec.tied:
+        needs["head"] = (spec.vocab, spec.hidden)
+    for i, layer in enumerate(spec.layers):
+        for name, shape in _layer(spec.hidden, layer).items():
+            needs[f"layers.{i}.{name}"] = shape
+    return needs
+
+
+def _layer(hidden: int, layer: LayerSpec) -> Shapes:
+    mixer, ffn = layer.mixer, layer.ffn
+    shapes: Shapes = {"mixer_norm": (hidden,), "ffn_norm": (hidden,)}
+    shapes |= _attention(hidden, mixer) if isinstance(mixer, Attention) else _delta(hidden, mixer)
+    shapes |= _mlp("dense", hidden, ffn) if isinstance(ffn, Dense) else _moe(hidden, ffn)
+    return shapes
+
+
+def _attention(hidden: int, a: Attention) -> Shapes:
+    q_rows = a.heads * a.head_dim * (2 if a.gate else 1)
+    k_rows, v_rows = a.kv_heads * a.head_dim, a.kv_heads * a.value_dim
+    shapes: Shapes = {
+        "q": (q_rows, hidden),
+        "k": (k_rows, hidden),
+        "v": (v_rows, hidden),
+        "o": (hidden, a.heads * a.value_dim),
+    }
+    if a.bias:
+        shapes |= {f"{name}.bias": shape[:1] for name, shape in list(shapes.items())}
+    if a.qk_norm == QkNorm.HEAD:
+        shapes |= {"q_norm": (a.head_dim,), "k_norm": (a.head_dim,)}
+    if a.qk_norm == QkNorm.WHOLE:
+        shapes |= {"q_norm": (a.heads * a.head_dim,), "k_norm": (k_rows,)}
+    if a.sinks:
+        shapes["sinks"] = (a.heads,)
+    return shapes
+
+
+def _delta(hidden: int, d: DeltaRule) -> Shapes:
+    values = d.value_heads * d.value_dim
+    return {
+        "qkv": (d.channels, hidden),
+        "z": (values, hidden),
+        "b": (d.value_heads, hidden),
+        "a": (d.value_heads, hidden),
+        "conv": (d.channels, d.kernel),
+        "a_log": (d.value_heads,),
+        "dt_bias": (d.value_heads,),
+        "delta_norm": (d.value_dim,),
+        "o": (hidden, values),
+    }
+
+
+def _mlp(stem: str, hidden: int, width_of: Dense) -> Shapes:
+    width = width_of.width
+    return {
+        f"{stem}.gate": (width, hidden),
+        f"{stem}.up": (width, hidden),
+        f"{stem}.down": (hidden, width),
+    }
+
+
+def _moe(hidden: int, moe: Moe) -> Shapes:
+    n, width = moe.experts, moe.width
+    shapes: Shapes = {
+        "router": (n, hidden),
+        "experts.gate": (n, width, hidden),
+        "experts.up": (n, width, hidden),
+        "experts.down": (n, hidden, width),
+    }
+    if moe.router_bias:
+        shapes["router.bias"] = (n,)
+    if moe.correction_bias:
+        shapes["correction_bias"] = (n,)
+    if moe.expert_bias:
+        shapes |= {
+            f"{k}.bias": shapes[k][:2] for k in ("experts.gate", "experts.up", "experts.down")
+        }
+    if moe.shared:
+        shapes |= _mlp("shared", hidden, Dense(moe.shared.width))
+        if moe.shared.gated:
+            shapes["shared_gate"] = (1, hidden)
+    return shapes

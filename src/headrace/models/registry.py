@@ -1,0 +1,56 @@
+"""From the words in config.json to a family. No torch: reading weights starts before it loads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.errors import CheckpointError
+from headrace.models.families import qwen3_moe
+from headrace.models.fields import Fields
+from headrace.models.spec import ModelSpec
+from headrace.weights.checkpoint import Checkpoint
+from headrace.weights.names import NameMap
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How one architecture's config and tensor names are read."""
+
+    spec_from: Callable[[Fields], ModelSpec]
+    names: NameMap
+
+
+FAMILIES: Mapping[str, Family] = {
+    "qwen3_moe": Family(qwen3_moe.spec_from, qwen3_moe.NAMES),
+}
+
+
+def family_of(checkpoint: Checkpoint) -> tuple[Family, ModelSpec]:
+    """Raises CheckpointError for an architecture that is not supported, naming it and those that
+    are.
+    """
+    config = checkpoint.config
+    word = config.get("model_type")
+    if not isinstance(word, str) or word not in FAMILIES:
+        shown = word if isinstance(word, str) else config.get("architectures")
+        raise CheckpointError(
+            f"{checkpoint.path / 'config.json'}: architecture {shown!r} is not supported",
+            expected="one of " + ", ".join(sorted(FAMILIES)),
+            fix="choose a model of a supported architecture",
+        )
+    family = FAMILIES[word]
+    fields = Fields(_text_part(config), str(checkpoint.path / "config.json"))
+    spec = family.spec_from(fields)
+    fields.finish()
+    return family, spec
+
+
+def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model's own config: multimodal releases wrap it."""
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        return config
+    outer = {k: config[k] for k in ("tie_word_embeddings", "quantization_config") if k in config}
+    return {**text, **outer}

@@ -1,0 +1,41 @@
+"""A model that has been looked at but not read: spec, facts, and the plan of its bytes. No torch.
+
+`open_model` then `ModelSource.read` start the disk while torch is still being imported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.models.facts import facts_of
+from headrace.models.needs import needs_of
+from headrace.models.registry import family_of
+from headrace.models.spec import ModelSpec
+from headrace.planning.facts import ModelFacts
+from headrace.weights.checkpoint import Checkpoint, open_checkpoint
+from headrace.weights.loader import Reading
+from headrace.weights.plan import WeightPlan, plan_weights
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """All of a checkpoint that its config and headers tell."""
+
+    checkpoint: Checkpoint
+    spec: ModelSpec
+    plan: WeightPlan
+    facts: ModelFacts
+
+    def read(self) -> Reading:
+        """Starts reading all weights in the background."""
+        return Reading(self.plan)
+
+
+def open_model(path: Path) -> ModelSource:
+    """Checks config and headers in full. Raises CheckpointError."""
+    checkpoint = open_checkpoint(path)
+    family, spec = family_of(checkpoint)
+    spare = frozenset({"head"}) if spec.tied else frozenset[str]()
+    plan = plan_weights(checkpoint, family.names, needs_of(spec), spare)
+    return ModelSource(checkpoint, spec, plan, facts_of(spec, plan))

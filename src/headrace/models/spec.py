@@ -1,0 +1,156 @@
+"""A model as data: every number that distinguishes one architecture from another. Frozen, no torch.
+
+A layer is a mixer and a feed-forward part, each behind a norm and added to the residual stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from headrace.ops.table import Activation, Router
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Positions divided by `factor`."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Yarn:
+    """arXiv 2309.00071. `attention_factor` multiplies cos and sin."""
+
+    factor: float
+    original_context: int
+    beta_fast: float
+    beta_slow: float
+    attention_factor: float
+    truncate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Low frequencies divided by `factor`, high ones kept, a ramp between them (Llama 3.1 model
+    card).
+    """
+
+    factor: float
+    low_factor: float
+    high_factor: float
+    original_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotation of the first `rotated` channels of a head."""
+
+    theta: float
+    rotated: int
+    scaling: LinearScaling | Yarn | Llama3Scaling | None = None
+    interleaved: bool = False
+
+
+class QkNorm(Enum):
+    """What is normalised between the projections of q and k and their rotation."""
+
+    NONE = "none"
+    HEAD = "each head"
+    WHOLE = "the whole projection"
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Grouped-query attention. `gate`: the query projection also yields a sigmoid gate of the
+    output, head by head.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    scale: float
+    rope: Rope | None
+    window: int = 0  # keys seen, the query's own counted; 0 = all
+    qk_norm: QkNorm = QkNorm.NONE
+    bias: bool = False  # q, k, v and output
+    sinks: bool = False
+    gate: bool = False
+    clip: float | None = None  # of q, k and v before rotation
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRule:
+    """Gated DeltaNet behind a short causal convolution."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: q, k and v side by side."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """One gated feed-forward block for all tokens."""
+
+    width: int
+    activation: Activation = Activation.SILU
+
+
+@dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """Runs for every token beside the routed ones; `gated` by the sigmoid of a one-row linear
+    map.
+    """
+
+    width: int
+    gated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Moe:
+    """Routed experts."""
+
+    experts: int
+    width: int
+    router: Router
+    activation: Activation = Activation.SILU
+    alpha: float = 1.702
+    limit: float = 0.0
+    router_bias: bool = False  # added to the logits
+    correction_bias: bool = False  # added to the scores for the choice only
+    expert_bias: bool = False
+    shared: SharedExpert | None = None
+
+
+Mixer = Attention | DeltaRule
+Ffn = Dense | Moe
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """x += mixer(norm(x)); x += ffn(norm(x))."""
+
+    mixer: Mixer
+    ffn: Ffn
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """`norm_plus_one`: norms multiply by 1 + weight (not the one inside DeltaNet)."""
+
+    family: str
+    hidden: int
+    vocab: int
+    max_context: int
+    eps: float
+    tied: bool  # the head is the embedding
+    layers: tuple[LayerSpec, ...]
+    norm_plus_one: bool = False

@@ -1,0 +1,73 @@
+"""Canonical tensors of a layer as what the ops take: linear maps, vectors, experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headrace.formats.float import decode
+from headrace.models.spec import Moe
+from headrace.ops.table import Activation, ExpertRows, Linear
+from headrace.weights.views import Tensors
+
+KINDS = ("gate", "up", "down")
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Tensors whose names start with `prefix`."""
+
+    tensors: Tensors
+    prefix: str = ""
+
+    def within(self, prefix: str) -> Scope:
+        return Scope(self.tensors, f"{self.prefix}{prefix}.")
+
+    def matrix(self, name: str) -> Tensor:
+        """As stored."""
+        (tensor,) = self.tensors[self.prefix + name]
+        return tensor
+
+    def vector(self, name: str) -> Tensor:
+        """float32 and dense, of any rank: norms, biases, filters."""
+        return decode(self.matrix(name)).contiguous()
+
+    def linear(self, *names: str, bias: bool = False, exact: bool = False) -> Linear:
+        """One map whose outputs are those of the named ones side by side."""
+        parts = [self.matrix(name) for name in names]
+        if len({p.dtype for p in parts}) > 1:
+            parts = [decode(p) for p in parts]
+        joined = torch.cat([self.vector(f"{name}.bias") for name in names]) if bias else None
+        return Linear(tuple(parts), joined, exact)
+
+    def mlp(self, stem: str, activation: Activation) -> ExpertRows:
+        """A dense gated block as a single expert."""
+        rows = [[self.matrix(f"{stem}.{kind}")] for kind in KINDS]
+        gate, up, down = _one_dtype(rows)
+        return ExpertRows(gate, up, down, activation)
+
+    def experts(self, moe: Moe) -> ExpertRows:
+        """The routed experts of this layer."""
+        gate, up, down = _one_dtype([self._stack(f"experts.{kind}") for kind in KINDS])
+        if not moe.expert_bias:
+            return ExpertRows(gate, up, down, moe.activation, alpha=moe.alpha, limit=moe.limit)
+        stacks = [self._stack(f"experts.{kind}.bias") for kind in KINDS]
+        gate_bias, up_bias, down_bias = (
+            [decode(b).contiguous() for b in stack] for stack in stacks
+        )
+        return ExpertRows(gate, up, down, moe.activation, *biases, alpha=moe.alpha, limit=moe.limit)
+
+    def _stack(self, name: str) -> list[Tensor]:
+        """One tensor per expert, whether the file stores them together or apart."""
+        pieces = self.tensors[self.prefix + name]
+        together = pieces[0].dim() == (2 if name.endswith(".bias") else 3)
+        return list(pieces[0].unbind(0)) if together else list(pieces)
+
+
+def _one_dtype(rows: list[list[Tensor]]) -> list[list[Tensor]]:
+    """Kernels read one format a layer; a mixed layer is widened to float32."""
+    if len({t.dtype for group in rows for t in group}) == 1:
+        return rows
+    return [[decode(t) for t in group] for group in rows]

@@ -1,0 +1,93 @@
+"""The one forward pass: every family is this code over its spec.
+
+The residual stream is float32 on the CPU. T tokens, N of them with logits, D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from headrace.models.attention import Angles, AttentionBlock
+from headrace.models.delta import DeltaBlock
+from headrace.models.dense import DenseBlock, OneExpert
+from headrace.models.moe import MoeBlock
+from headrace.models.rope import RopeTable
+from headrace.models.spec import Attention, Dense, ModelSpec, Rope
+from headrace.models.state import Batch, Experts, KvPool, LayerState, RecurrentPool, State
+from headrace.models.tensors import Scope
+from headrace.ops.table import Linear, Ops
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """x += mixer(norm(x)); x += ffn(norm(x))."""
+
+    mixer_norm_D: Tensor
+    mixer: AttentionBlock | DeltaBlock
+    ffn_norm_D: Tensor
+    ffn: DenseBlock | MoeBlock
+    rope: Rope | None
+
+
+class Transformer:
+    """A model of any family. Routed experts are not in here: `forward` is told who runs them."""
+
+    def __init__(self, spec: ModelSpec, tensors: Scope, ops: Ops) -> None:
+        self.spec = spec
+        self._ops = ops
+        self._embed_VD = tensors.matrix("embed")
+        self._head = Linear((self._embed_VD,)) if spec.tied else tensors.linear("head")
+        self._norm_D = tensors.vector("norm")
+        everyone = OneExpert()
+        self._layers = [_layer(i, spec, tensors, ops, everyone) for i in range(len(spec.layers))]
+        self._tables = {layer.rope: RopeTable(layer.rope) for layer in self._layers if layer.rope}
+
+    def forward(self, batch: Batch, state: State, experts: Experts) -> Tensor:
+        """Logits of the tokens `batch.rows_N`, float32 [N, V]. Reads and updates `state`, one entry
+        a layer.
+        """
+        x_TD = self._embed_VD.index_select(0, batch.tokens_T).float()
+        highest = int(batch.positions_T.max())
+        angles: dict[Rope | None, Angles | None] = {
+            rope: table.rows(batch.positions_T, highest) for rope, table in self._tables.items()
+        }
+        angles[None] = None
+        for layer, own in zip(self._layers, state, strict=True):
+            normed = self._norm(x_TD, layer.mixer_norm_D)
+            x_TD += self._mix(layer, normed, batch, own, angles[layer.rope])
+            normed = self._norm(x_TD, layer.ffn_norm_D)
+            ffn = layer.ffn
+            x_TD += ffn(normed) if isinstance(ffn, DenseBlock) else ffn(normed, experts)
+        last_ND = x_TD.index_select(0, batch.rows_N)
+        return self._ops.linear(self._norm(last_ND, self._norm_D), self._head)
+
+    def _mix(
+        self, layer: Layer, x_TD: Tensor, batch: Batch, own: LayerState, angles: Angles | None
+    ) -> Tensor:
+        mixer = layer.mixer
+        if isinstance(mixer, AttentionBlock):
+            assert isinstance(own, KvPool)
+            return mixer(x_TD, batch.spans, own, angles)
+        assert isinstance(own, RecurrentPool)
+        return mixer(x_TD, batch.spans, own)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return self._ops.rms_norm(x, weight, self.spec.eps, plus_one=self.spec.norm_plus_one)
+
+
+def _layer(i: int, model: ModelSpec, tensors: Scope, ops: Ops, everyone: OneExpert) -> Layer:
+    spec, scope = model.layers[i], tensors.within(f"layers.{i}")
+    mixer, ffn = spec.mixer, spec.ffn
+    return Layer(
+        scope.vector("mixer_norm"),
+        AttentionBlock(model, mixer, scope, ops)
+        if isinstance(mixer, Attention)
+        else DeltaBlock(model, mixer, scope, ops),
+        scope.vector("ffn_norm"),
+        DenseBlock(ffn, scope, ops, everyone)
+        if isinstance(ffn, Dense)
+        else MoeBlock(i, ffn, scope, ops, everyone),
+        mixer.rope if isinstance(mixer, Attention) else None,
+    )

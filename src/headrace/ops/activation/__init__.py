@@ -1,0 +1,1 @@
+"""Elementwise gates around the mixers."""

@@ -1,0 +1,49 @@
+"""Causal attention over paged keys and values in plain PyTorch, sequence by sequence."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headrace.ops.spans import Spans
+
+
+def attention(
+    q_THD: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    spans: Spans,
+    *,
+    scale: float,
+    window: int = 0,
+    sinks_H: Tensor | None = None,
+) -> Tensor:
+    """softmax(scale q.k) v, [T, H, Dv].
+
+    A token at position p sees keys 0..p, or the last `window` of them, itself counted. Query head h
+    reads KV head h // (H / G). `sinks_H`: a logit per head that joins the softmax's sum and has no
+    value.
+    """
+    heads, groups = q_THD.shape[1], k_pool.shape[1]
+    out = torch.empty(q_THD.shape[0], heads, v_pool.shape[2])
+    for s in range(spans.sequences):
+        begin, end = int(spans.offsets_S1[s]), int(spans.offsets_S1[s + 1])
+        first = int(spans.contexts_S[s])
+        total = first + end - begin
+        keys = torch.arange(total)
+        slots = spans.blocks_SB[s].long()[keys // spans.block_size] * spans.block_size
+        slots = slots + keys % spans.block_size
+        k_JHD = k_pool[slots].float().repeat_interleave(heads // groups, 1)
+        v_JHV = v_pool[slots].float().repeat_interleave(heads // groups, 1)
+        at = torch.arange(first, total)[:, None]
+        seen = keys[None] <= at
+        if window:
+            seen &= keys[None] > at - window
+        logits = torch.einsum("thd,jhd->htj", q_THD[begin:end].float(), k_JHD) * scale
+        logits = logits.masked_fill(~seen, -torch.inf)
+        if sinks_H is not None:
+            sink = sinks_H[:, None, None].expand(heads, end - begin, 1)
+            logits = torch.cat([logits, sink], -1)
+        p_HTJ = torch.softmax(logits, -1)[..., :total]
+        out[begin:end] = torch.einsum("htj,jhv->thv", p_HTJ, v_JHV)
+    return out

@@ -1,0 +1,16 @@
+"""Which table of ops a device computes with."""
+
+from __future__ import annotations
+
+from headrace.device.cpu import CpuDevice
+from headrace.device.device import Device
+from headrace.errors import DeviceError
+from headrace.ops.reference import reference_ops
+from headrace.ops.table import Ops
+
+
+def ops_for(device: Device) -> Ops:
+    """Every op in its fastest form for `device`. Raises DeviceError for a kind without a table."""
+    if isinstance(device, CpuDevice):
+        return reference_ops()
+    raise DeviceError(f"no ops for a device of kind {device.kind!r}", expected="cpu")

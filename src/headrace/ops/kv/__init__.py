@@ -1,0 +1,1 @@
+"""Writing keys and values into their pools."""

@@ -1,0 +1,30 @@
+"""The table in plain PyTorch: slow everywhere, and the meaning of every other one."""
+
+from __future__ import annotations
+
+from headrace.ops.attention.reference import attention
+from headrace.ops.conv.reference import conv
+from headrace.ops.delta.reference import delta
+from headrace.ops.experts.reference import experts
+from headrace.ops.kv.reference import store_kv
+from headrace.ops.linear.reference import linear
+from headrace.ops.norm.reference import gated_rms_norm, rms_norm
+from headrace.ops.rope.reference import rope
+from headrace.ops.route.reference import route
+from headrace.ops.table import Ops
+
+
+def reference_ops() -> Ops:
+    """Every op as its reference."""
+    return Ops(
+        linear=linear,
+        rms_norm=rms_norm,
+        gated_rms_norm=gated_rms_norm,
+        rope=rope,
+        store_kv=store_kv,
+        attention=attention,
+        conv=conv,
+        delta=delta,
+        route=route,
+        experts=experts,
+    )

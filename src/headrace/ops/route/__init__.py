@@ -1,0 +1,1 @@
+"""From router logits to experts and their weights."""

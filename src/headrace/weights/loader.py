@@ -1,0 +1,153 @@
+"""Weights on their way from disk into memory, in the background. No torch, so that reading starts
+before it loads.
+
+Every wanted byte is read once, by direct I/O where the file system takes it, straight to where it
+stays.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headrace import _native
+from headrace.errors import CheckpointError
+from headrace.weights.arena import Arena
+from headrace.weights.checkpoint import StoredTensor
+from headrace.weights.plan import WeightPlan
+
+PAGE = 4096
+Progress = Callable[[int, int], None]  # done bytes, total bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a stored tensor lies in memory."""
+
+    arena: Arena
+    offset: int
+
+
+@dataclass(slots=True)
+class _Block:
+    """Ranges of one file that share an arena. Pages are whole: direct I/O writes no less."""
+
+    file: Path
+    cursor: int = 0
+    ranges: list[tuple[int, int, int]] = field(
+        default_factory=list
+    )  # file offset, bytes, arena offset
+    tensors: list[tuple[StoredTensor, int]] = field(default_factory=list)
+
+    def add(self, tensor: StoredTensor) -> None:
+        if self.ranges:
+            start, nbytes, at = self.ranges[-1]
+            # Neighbours whose pages touch are one range; what lies between them is less than two
+            # pages.
+            if tensor.offset // PAGE <= (start + nbytes - 1) // PAGE + 1:
+                end = tensor.offset + tensor.nbytes
+                self.ranges[-1] = (start, end - start, at)
+                self.tensors.append((tensor, at + tensor.offset - start))
+                self.cursor = _page_up(at + end - start)
+                return
+        at = self.cursor + tensor.offset % PAGE
+        self.ranges.append((tensor.offset, tensor.nbytes, at))
+        self.tensors.append((tensor, at))
+        self.cursor = _page_up(at + tensor.nbytes)
+
+
+def _page_up(n: int) -> int:
+    return -(-n // PAGE) * PAGE
+
+
+class Reading:
+    """A background read of all that `plan` wants; starts at once.
+
+    Tensors that will be copied get arenas of their own, so that each is returned when its copy is
+    made.
+    """
+
+    def __init__(self, plan: WeightPlan) -> None:
+        self.total_bytes = plan.total_bytes
+        self._places: dict[str, Place] = {}
+        self._error: OSError | None = None
+        self._cancelled = False
+        self._done_bytes = 0
+        self._reader: _native.FileReader | None = None
+        work = [(block.file, self._allocate(block)) for block in _blocks(plan)]
+        self._thread = threading.Thread(
+            target=self._read, args=(work,), name="weights", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def done_bytes(self) -> int:
+        reader = self._reader
+        return min(self._done_bytes + (reader.done_bytes if reader else 0), self.total_bytes)
+
+    def wait(self, progress: Progress | None = None) -> None:
+        """Returns when all is in memory. Raises CheckpointError where a file fell short or was
+        cancelled.
+        """
+        while self._thread.is_alive():
+            self._thread.join(0.05 if progress else None)
+            if progress:
+                progress(self.done_bytes, self.total_bytes)
+        if self._error is not None:
+            raise CheckpointError(
+                f"reading weights failed: {self._error}",
+                expected="files that stay as they are",
+                fix="check the disk, or download the file again",
+            ) from self._error
+        if self._cancelled:
+            raise CheckpointError("reading weights was cancelled")
+
+    def cancel(self) -> None:
+        """Stops soon; `wait` then raises."""
+        self._cancelled = True
+        reader = self._reader
+        if reader is not None:
+            reader.cancel()
+        self._thread.join()
+
+    def take(self, stored: str) -> Place:
+        """Hands a tensor's place over; its arena lives on in the views made of it."""
+        return self._places.pop(stored)
+
+    def _allocate(self, block: _Block) -> list[tuple[int, int, int]]:
+        arena = Arena(max(block.cursor, PAGE))
+        for tensor, offset in block.tensors:
+            self._places[tensor.name] = Place(arena, offset)
+        return [(start, nbytes, arena.address + at) for start, nbytes, at in block.ranges]
+
+    def _read(self, work: list[tuple[Path, list[tuple[int, int, int]]]]) -> None:
+        try:
+            for file, ranges in work:
+                if self._cancelled:
+                    return
+                self._reader = _native.FileReader(str(file), ranges)
+                self._reader.wait()
+                self._done_bytes += self._reader.done_bytes
+                self._reader = None
+        except OSError as error:
+            self._error = error
+
+
+def _blocks(plan: WeightPlan) -> list[_Block]:
+    blocks: list[_Block] = []
+    shared: _Block | None = None
+    for tensor in plan.stored:
+        if tensor.nbytes == 0:
+            continue
+        if tensor.name in plan.copied:
+            own = _Block(tensor.file)
+            own.add(tensor)
+            blocks.append(own)
+            continue
+        if shared is None or shared.file != tensor.file:
+            shared = _Block(tensor.file)
+            blocks.append(shared)
+        shared.add(tensor)
+    return blocks
