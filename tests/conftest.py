@@ -1,0 +1,49 @@
+"""What all tests share: a home of their own, and uninitialised memory that shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "headrace",
+    deadline=None,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("headrace")
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or writes the user's HEADRACE_HOME, or is steered by the shell it runs in."""
+    home = tmp_path_factory.getbasetemp() / "home"
+    monkeypatch.setenv("HEADRACE_HOME", str(home))
+    monkeypatch.delenv("HEADRACE_LOG", raising=False)
+
+
+@pytest.fixture
+def nan_empties(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`torch.empty`, `empty_like` and `new_empty` of floats give NaN: unwritten results show."""
+    import torch
+
+    def filled(make: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            made = make(*args, **kwargs)
+            return made.fill_(float("nan")) if made.is_floating_point() else made
+
+        return call
+
+    monkeypatch.setattr(torch, "empty", filled(torch.empty))
+    monkeypatch.setattr(torch, "empty_like", filled(torch.empty_like))
+    monkeypatch.setattr(torch.Tensor, "new_empty", filled(torch.Tensor.new_empty))
+    yield
+
+
+@pytest.fixture
+def fixtures() -> Path:
+    return Path(__file__).parent / "fixtures"

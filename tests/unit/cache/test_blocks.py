@@ -1,0 +1,83 @@
+"""BlockPool against a plain dictionary of counts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from headrace.cache.blocks import BlockPool
+
+COUNT, FIRST = 9, 3
+
+
+class PoolAgainstCounts(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(COUNT, first=FIRST)
+        self.counts = dict.fromkeys(range(FIRST, FIRST + COUNT), 0)
+
+    def held(self) -> list[int]:
+        return [n for n, count in self.counts.items() if count]
+
+    @rule(n=st.integers(0, COUNT))
+    def take(self, n: int) -> None:
+        if n > self.pool.free:
+            with pytest.raises(AssertionError):
+                self.pool.take(n)
+            return
+        taken = self.pool.take(n)
+        assert len(set(taken)) == n
+        for number in taken:
+            assert self.counts[number] == 0
+            self.counts[number] = 1
+
+    @rule(data=st.data())
+    def share(self, data: st.DataObject) -> None:
+        if held := self.held():
+            numbers = data.draw(st.lists(st.sampled_from(held), max_size=4))
+            self.pool.share(numbers)
+            for number in numbers:
+                self.counts[number] += 1
+
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        if held := self.held():
+            number = data.draw(st.sampled_from(held))
+            self.pool.release([number])
+            self.counts[number] -= 1
+
+    @invariant()
+    def agrees(self) -> None:
+        self.pool.check()
+        assert self.pool.used == len(self.held())
+        assert self.pool.free == COUNT - len(self.held())
+        for number, count in self.counts.items():
+            assert self.pool.holders(number) == count
+
+
+TestPoolAgainstCounts = PoolAgainstCounts.TestCase
+
+
+def test_lower_numbers_are_never_handed_out() -> None:
+    assert sorted(BlockPool(4, first=2).take(4)) == [2, 3, 4, 5]
+
+
+def test_misuse_is_caught() -> None:
+    pool = BlockPool(2)
+    (taken,) = pool.take(1)
+    pool.release([taken])
+    with pytest.raises(AssertionError):
+        pool.release([taken])
+    with pytest.raises(AssertionError):
+        pool.share([taken])
+    with pytest.raises(AssertionError):
+        pool.holders(7)
+
+
+def test_check_finds_a_leak() -> None:
+    pool = BlockPool(3)
+    pool.take(1)
+    pool._free.append(0)
+    with pytest.raises(AssertionError):
+        pool.check()

@@ -1,0 +1,151 @@
+"""A model whose next token depends on every earlier one, read back through block table and state slot.
+
+Its KV pool holds token ids and its recurrent state a running hash. `truth` computes the same from the
+plain token list, so a wrong block, slot, position or a stale state gives another token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from headrace.engine.engine import Engine
+from headrace.engine.opening import limits_of
+from headrace.engine.request import Request, Sampling
+from headrace.engine.runner import Runner
+from headrace.engine.sampler import Drawer
+from headrace.models.state import Batch, KvPool, LayerState, RecurrentPool
+from headrace.planning.budget import MemoryBudget
+from headrace.planning.resolve import Choice, ExecutionPlan
+
+VOCAB = 97
+END = 0
+PRIME = 65_521
+
+
+def fold(h: int, token: int) -> int:
+    return (h * 31 + token + 7) % PRIME
+
+
+def logits_after(history: Sequence[int], state_hash: int) -> np.ndarray:
+    h = 1
+    for position, token in enumerate(history):
+        h = (h * 131 + token * 17 + position) % PRIME
+    rng = np.random.default_rng((h, state_hash))
+    return (rng.standard_normal(VOCAB) * 3).astype(np.float32)
+
+
+def state_of(history: Sequence[int], *, recurrent: bool) -> int:
+    h = 0
+    for token in history if recurrent else ():
+        h = fold(h, token)
+    return h
+
+
+class FakeModel:
+    """`calls` counts forwards; `fail_when` makes a forward with that token in it raise."""
+
+    def __init__(self, slots: int, state_slots: int) -> None:
+        nan = float("nan")
+        self.state: list[LayerState] = [
+            KvPool(torch.full((slots, 1, 1), nan), torch.full((slots, 1, 1), nan))
+        ]
+        if state_slots:
+            self.state.append(
+                RecurrentPool(torch.full((state_slots, 1, 1, 1), nan), torch.full((state_slots, 1, 1), nan))
+            )
+        self.fail_when: int | None = None
+        self.batches: list[tuple[int, int]] = []  # tokens, sequences
+
+    def forward(self, batch: Batch, state: Sequence[LayerState]) -> torch.Tensor:
+        spans = batch.spans
+        self.batches.append((len(batch.tokens_T), spans.sequences))
+        if self.fail_when is not None and self.fail_when in batch.tokens_T.tolist():
+            raise RuntimeError("this token hurts")
+        kv = state[0]
+        assert isinstance(kv, KvPool)
+        size, wanted = spans.block_size, set(batch.rows_N.tolist())
+        rows: dict[int, np.ndarray] = {}
+        for s in range(spans.sequences):
+            first, last = int(spans.offsets_S1[s]), int(spans.offsets_S1[s + 1])
+            for t in range(first, last):
+                position = int(spans.contexts_S[s]) + t - first
+                assert int(batch.positions_T[t]) == position
+                kv.keys[spans.kv_slots_T[t], 0, 0] = float(batch.tokens_T[t])
+                h = self._recur(state, int(spans.states_S[s]), int(batch.tokens_T[t]))
+                if t in wanted:
+                    at = torch.arange(position + 1)
+                    slots = spans.blocks_SB[s].long()[at // size] * size + at % size
+                    history = [int(v) for v in kv.keys[slots, 0, 0]]  # int(NaN) raises
+                    rows[t] = logits_after(history, h)
+        picked = [rows[t] for t in batch.rows_N.tolist()]
+        return torch.from_numpy(np.array(picked, dtype=np.float32).reshape(len(picked), VOCAB))
+
+    def _recur(self, state: Sequence[LayerState], slot: int, token: int) -> int:
+        if len(state) < 2:
+            return 0
+        pool = state[1]
+        assert isinstance(pool, RecurrentPool)
+        assert float(pool.conv[slot, 0, 0]) == 0.0
+        h = fold(int(pool.matrix[slot, 0, 0, 0]), token)
+        pool.matrix[slot, 0, 0, 0] = float(h)
+        return h
+
+
+def make_engine(
+    *,
+    blocks: int = 64,
+    block_tokens: int = 4,
+    context: int | None = None,
+    recurrent: bool = False,
+    step_tokens: int = 16,
+    sequences: int = 8,
+    max_queued: int = 64,
+) -> tuple[Engine, FakeModel]:
+    def chosen(value: int) -> Choice[int]:
+        return Choice(value, "test")
+
+    states = sequences if recurrent else 0
+    memory = MemoryBudget(0, 0, 0, 0, 0, states, blocks, block_tokens)
+    plan = ExecutionPlan(
+        device=Choice("cpu", "test"),
+        dtype=Choice("float32", "test"),
+        threads=chosen(1),
+        context=chosen(context or blocks * block_tokens),
+        sequences=chosen(sequences),
+        state_slots=chosen(states),
+        kv_blocks=chosen(blocks),
+        step_tokens=chosen(step_tokens),
+        max_queued=max_queued,
+        memory=memory,
+    )
+    model = FakeModel((blocks + 1) * block_tokens, states)
+    runner = Runner(
+        model.forward,
+        model.state,
+        step_tokens=step_tokens,
+        sequences=sequences,
+        block_tokens=block_tokens,
+    )
+    return Engine(plan, runner, limits_of(plan, VOCAB, frozenset({END}))), model
+
+
+def truth(
+    prompt: Sequence[int], sampling: Sampling, *, recurrent: bool = False, context: int = 1 << 20
+) -> list[int]:
+    """What the fake model answers, one token after the other; a stop token is the last."""
+    history = list(prompt)
+    drawer = Drawer(Request(tuple(prompt), sampling), frozenset({END}))
+    stops = sampling.stop_ids | (frozenset() if sampling.ignore_eos else {END})
+    limit = min(context, len(prompt) + (sampling.max_tokens or context))
+    while len(history) < limit:
+        row = logits_after(history, state_of(history, recurrent=recurrent))
+        if sampling.temperature == 0 and sampling.min_tokens == 0:
+            history.append(int(np.argmax(row)))
+        else:
+            history.append(drawer.draw(row).token)
+        if history[-1] in stops:
+            break
+    return history[len(prompt) :]
