@@ -71,7 +71,7 @@ class Fields:
             raise self.error(key, "a number above 0")
         return float(value)
 
-    def flag(self, key: str, default: bool) -> bool:
+    def flag(self, key: str, *, default: bool) -> bool:
         value = self.get(key, default)
         if not isinstance(value, bool):
             raise self.error(key, "true or false")
@@ -181,7 +181,7 @@ def _yarn(table: Fields, context: int) -> Yarn:
         beta_fast=table.number("beta_fast", 32.0),
         beta_slow=table.number("beta_slow", 1.0),
         attention_factor=float(attention),
-        truncate=table.flag("truncate", True),
+        truncate=table.flag("truncate", default=True),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import CheckpointError
-from headrace.models.families import qwen3_moe
+from headrace.models.families import gpt_oss, mixtral, olmoe, qwen3_5_moe, qwen3_moe
 from headrace.models.fields import Fields
 from headrace.models.spec import ModelSpec
 from headrace.weights.checkpoint import Checkpoint
@@ -23,6 +23,11 @@ class Family:
 
 
 FAMILIES: Mapping[str, Family] = {
+    "gpt_oss": Family(gpt_oss.spec_from, gpt_oss.NAMES),
+    "mixtral": Family(mixtral.spec_from, mixtral.NAMES),
+    "olmoe": Family(olmoe.spec_from, olmoe.NAMES),
+    "qwen3_5_moe": Family(qwen3_5_moe.spec_from, qwen3_5_moe.NAMES),
+    "qwen3_5_moe_text": Family(qwen3_5_moe.spec_from, qwen3_5_moe.NAMES),
     "qwen3_moe": Family(qwen3_moe.spec_from, qwen3_moe.NAMES),
 }
 

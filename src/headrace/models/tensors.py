@@ -57,7 +57,9 @@ class Scope:
         gate_bias, up_bias, down_bias = (
             [decode(b).contiguous() for b in stack] for stack in stacks
         )
-        return ExpertRows(gate, up, down, moe.activation, *biases, alpha=moe.alpha, limit=moe.limit)
+        return ExpertRows(
+            gate, up, down, moe.activation, gate_bias, up_bias, down_bias, moe.alpha, moe.limit
+        )
 
     def _stack(self, name: str) -> list[Tensor]:
         """One tensor per expert, whether the file stores them together or apart."""

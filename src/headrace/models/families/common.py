@@ -1,7 +1,12 @@
-"""Rows of name tables that most families share."""
+"""What most families share: rows of their name tables, and the config keys that mean the same."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
+from headrace.models.fields import Fields
+from headrace.models.spec import Attention, LayerSpec, ModelSpec
 from headrace.weights.names import Rule, rule
 
 _L = "layers.{layer}"
@@ -28,3 +33,44 @@ def per_expert(stem: str, gate: str, up: str, down: str) -> tuple[Rule, ...]:
     """Experts stored one by one; `stem` holds {layer} and {expert}."""
     named = (("gate", gate), ("up", up), ("down", down))
     return tuple(rule(f"{stem}.{n}.weight", f"{_L}.experts.{kind}") for kind, n in named)
+
+
+def attention_of(fields: Fields, **more: Any) -> Attention:
+    """The numbers every grouped-query attention has; `more` overrides or adds to them."""
+    heads = fields.count("num_attention_heads")
+    head_dim = head_dim_of(fields)
+    values: dict[str, Any] = {
+        "heads": heads,
+        "kv_heads": fields.count("num_key_value_heads", heads),
+        "head_dim": head_dim,
+        "value_dim": head_dim,
+        "scale": head_dim**-0.5,
+        "bias": fields.flag("attention_bias", default=False),
+    }
+    return Attention(**{**values, **more})
+
+
+def model_of(fields: Fields, family: str, layers: Iterable[LayerSpec], **more: Any) -> ModelSpec:
+    """The numbers every model has, around its layers."""
+    return ModelSpec(
+        family=family,
+        hidden=fields.count("hidden_size"),
+        vocab=fields.count("vocab_size"),
+        max_context=fields.count("max_position_embeddings"),
+        eps=fields.number("rms_norm_eps"),
+        tied=fields.flag("tie_word_embeddings", default=False),
+        layers=tuple(layers),
+        **more,
+    )
+
+
+def head_dim_of(fields: Fields) -> int:
+    return fields.count(
+        "head_dim", fields.count("hidden_size") // fields.count("num_attention_heads")
+    )
+
+
+def experts_of(fields: Fields) -> int:
+    """Two spellings are about."""
+    key = "num_local_experts" if fields.get("num_experts") is None else "num_experts"
+    return fields.count(key)

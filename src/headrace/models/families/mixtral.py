@@ -1,0 +1,44 @@
+"""Mixtral: plain grouped-query attention, an optional window, the best two experts renormalised."""
+
+from __future__ import annotations
+
+from headrace.models.families.common import (
+    ATTENTION,
+    BODY,
+    attention_of,
+    experts_of,
+    head_dim_of,
+    model_of,
+    per_expert,
+)
+from headrace.models.fields import Fields, read_rope
+from headrace.models.spec import LayerSpec, ModelSpec, Moe
+from headrace.ops.table import Router
+from headrace.weights.names import NameMap, rule
+
+NAMES = NameMap(
+    (
+        *BODY,
+        *ATTENTION,
+        *per_expert("layers.{layer}.block_sparse_moe.experts.{expert}", "w1", "w3", "w2"),
+        rule("layers.{layer}.block_sparse_moe.gate.weight", "layers.{layer}.router"),
+    ),
+    prefixes=("model.",),
+)
+
+
+def spec_from(fields: Fields) -> ModelSpec:
+    """From a config as published."""
+    mixer = attention_of(
+        fields,
+        rope=read_rope(fields, head_dim_of(fields), theta=1_000_000.0),
+        window=fields.count("sliding_window", 0, low=0),
+    )
+    moe = Moe(
+        experts=experts_of(fields),
+        width=fields.count("intermediate_size"),
+        router=Router(top_k=fields.count("num_experts_per_tok", 2)),
+        activation=fields.activation(),
+    )
+    layers = [LayerSpec(mixer, moe)] * fields.count("num_hidden_layers")
+    return model_of(fields, "mixtral", layers)

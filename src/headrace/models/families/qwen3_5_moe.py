@@ -1,0 +1,86 @@
+"""Qwen3.5-MoE and Qwen3.6-MoE, text part: gated DeltaNet with gated attention every few layers.
+
+Experts come stacked as [E, out, in] with gate rows before up rows, or one by one.
+"""
+
+from __future__ import annotations
+
+from headrace.models.families.common import (
+    ATTENTION,
+    BODY,
+    QK_NORM,
+    attention_of,
+    experts_of,
+    head_dim_of,
+    model_of,
+    per_expert,
+)
+from headrace.models.fields import Fields, read_rope
+from headrace.models.spec import DeltaRule, LayerSpec, ModelSpec, Moe, QkNorm, SharedExpert
+from headrace.ops.table import Router
+from headrace.weights.names import Layout, NameMap, rule
+
+_L, _D = "layers.{layer}", "layers.{layer}.linear_attn"
+NAMES = NameMap(
+    (
+        *BODY,
+        *ATTENTION,
+        *QK_NORM,
+        *(rule(f"{_D}.in_proj_{n}.weight", f"{_L}.{n}") for n in ("qkv", "z", "b", "a")),
+        rule(f"{_D}.conv1d.weight", f"{_L}.conv", layouts=(Layout.DROP_MIDDLE,)),
+        rule(f"{_D}.A_log", f"{_L}.a_log"),
+        rule(f"{_D}.dt_bias", f"{_L}.dt_bias"),
+        rule(f"{_D}.norm.weight", f"{_L}.delta_norm"),
+        rule(f"{_D}.out_proj.weight", f"{_L}.o"),
+        rule(f"{_L}.mlp.gate.weight", f"{_L}.router"),
+        rule(
+            f"{_L}.mlp.experts.gate_up_proj",
+            f"{_L}.experts.gate",
+            f"{_L}.experts.up",
+            layouts=(Layout.HALVES,),
+        ),
+        rule(f"{_L}.mlp.experts.down_proj", f"{_L}.experts.down"),
+        *per_expert(f"{_L}.mlp.experts.{{expert}}", "gate_proj", "up_proj", "down_proj"),
+        *(
+            rule(f"{_L}.mlp.shared_expert.{n}_proj.weight", f"{_L}.shared.{n}")
+            for n in ("gate", "up", "down")
+        ),
+        rule(f"{_L}.mlp.shared_expert_gate.weight", f"{_L}.shared_gate"),
+    ),
+    prefixes=("model.language_model.", "model."),
+    skipped=("mtp.", "model.visual."),
+)
+_KINDS = ("linear_attention", "full_attention")
+
+
+def spec_from(fields: Fields) -> ModelSpec:
+    """From the text config as published."""
+    count = fields.count("num_hidden_layers")
+    every = fields.count("full_attention_interval", 4)
+    kinds = fields.words("layer_types", count, _KINDS) or [
+        _KINDS[0] if (i + 1) % every else _KINDS[1] for i in range(count)
+    ]
+    attention = attention_of(
+        fields,
+        rope=read_rope(fields, head_dim_of(fields), theta=10_000.0, partial=0.25),
+        qk_norm=QkNorm.HEAD,
+        gate=True,
+    )
+    if not fields.flag("attn_output_gate", default=True):
+        raise fields.error("attn_output_gate", "true")
+    delta = DeltaRule(
+        key_heads=fields.count("linear_num_key_heads"),
+        value_heads=fields.count("linear_num_value_heads"),
+        key_dim=fields.count("linear_key_head_dim"),
+        value_dim=fields.count("linear_value_head_dim"),
+        kernel=fields.count("linear_conv_kernel_dim", low=2),
+    )
+    moe = Moe(
+        experts=experts_of(fields),
+        width=fields.count("moe_intermediate_size"),
+        router=Router(top_k=fields.count("num_experts_per_tok")),
+        activation=fields.activation(),
+        shared=SharedExpert(fields.count("shared_expert_intermediate_size"), gated=True),
+    )
+    layers = [LayerSpec(delta if kind == _KINDS[0] else attention, moe) for kind in kinds]
+    return model_of(fields, "qwen3_5_moe", layers, norm_plus_one=True)
