@@ -1,4 +1,4 @@
-"""The neutral request and event core of a chat: dialects translate to and from these, nothing else."""
+"""The neutral requests and events of a chat: dialects translate to and from these only."""
 
 from __future__ import annotations
 

@@ -1,0 +1,186 @@
+"""Jinja for chat templates: sandboxed, and bounded in size and work.
+
+A template comes with a checkpoint, not from us: it can read what it is given and produce text, and
+a runaway one ends in an error instead of a hung server.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, LoopControlExtension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from headrace.errors import CheckpointError, RequestError
+
+MAX_TEMPLATE_CHARS = 1 << 20
+MAX_OUTPUT_CHARS = 1 << 26
+MAX_STEPS = 500_000  # loop passes and macro calls of one rendering
+MAX_SEQUENCE = 1 << 20  # items or characters that `range` and `*` may make
+
+Tick = Callable[[], None]
+
+
+class RaisedByTemplate(Exception):
+    """The template called `raise_exception`."""
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks the assistant's text for training; here it is only its body."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Counts every loop pass and macro call, and refuses oversized products.
+
+    Lists may grow by `append` (some templates collect into one); all else stays immutable.
+    """
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for node in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
+            assert isinstance(node, nodes.For | nodes.Macro | nodes.CallBlock)
+            call = nodes.Call(nodes.Name("__tick", "load"), [], [], None, None)
+            node.body.insert(0, nodes.ExprStmt(call).set_lineno(node.lineno))
+        return tree
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if isinstance(obj, list) and attr == "append":
+            return True
+        return super().is_safe_attribute(obj, attr, value)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" and not (abs(left) <= MAX_SEQUENCE and abs(right) <= 64):
+            raise SecurityError("a power this large is not allowed")
+        for one, times in ((left, right), (right, left)):
+            if (
+                operator == "*"
+                and isinstance(one, str | list | tuple)
+                and len(one) * int(times) > MAX_SEQUENCE
+            ):
+                raise SecurityError(f"a repetition of more than {MAX_SEQUENCE} items")
+        return super().call_binop(context, operator, left, right)
+
+
+def _raise_exception(message: object) -> None:
+    raise RaisedByTemplate(str(message))
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Not jinja's own filter: that one escapes `<`, `>` and `&` for HTML and all but ASCII.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _range(*bounds: int) -> range:
+    numbers = range(*bounds)
+    if len(numbers) > MAX_SEQUENCE:
+        raise SecurityError(f"range of {len(numbers)}, at most {MAX_SEQUENCE} is allowed")
+    return numbers
+
+
+def _environment() -> _Sandbox:
+    env = _Sandbox(
+        trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, _GenerationTag]
+    )
+    env.filters["tojson"] = _tojson
+    env.globals["raise_exception"] = _raise_exception
+    env.globals["strftime_now"] = _strftime_now
+    env.globals["range"] = _range
+    return env
+
+
+class SandboxedTemplate:
+    """One compiled template."""
+
+    def __init__(self, source: str) -> None:
+        """Raises CheckpointError if `source` is too large or not a template."""
+        if len(source) > MAX_TEMPLATE_CHARS:
+            raise CheckpointError(
+                f"the chat template has {len(source)} characters",
+                expected=f"at most {MAX_TEMPLATE_CHARS}",
+                fix="check that chat_template holds a template",
+            )
+        try:
+            self._template = _environment().from_string(source)
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise CheckpointError(
+                f"the chat template cannot be parsed: {error}",
+                expected="a Jinja template",
+                fix="fetch the checkpoint's chat template again or pass another",
+            ) from error
+
+    def render(self, variables: Mapping[str, Any]) -> str:
+        """The text for `variables`.
+
+        Raises RequestError with the template's own words if it refuses the conversation, and with
+        the reason if it fails in another way or exceeds a limit.
+        """
+        try:
+            return self._text(variables)
+        except RaisedByTemplate as error:
+            raise RequestError(
+                f"the model's chat template refuses this conversation: {error}", field="messages"
+            ) from error
+        except (
+            jinja2.TemplateError,
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            MemoryError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
+            raise RequestError(
+                f"the model's chat template failed on this conversation: {error}",
+                field="messages",
+                fix="change the messages, or serve the checkpoint with another template",
+            ) from error
+
+    def _text(self, variables: Mapping[str, Any]) -> str:
+        pieces: list[str] = []
+        length = 0
+        for piece in self._template.generate(**variables, __tick=_ticker()):
+            pieces.append(piece)
+            length += len(piece)
+            if length > MAX_OUTPUT_CHARS:
+                raise SecurityError(f"it wrote more than {MAX_OUTPUT_CHARS} characters")
+        return "".join(pieces)
+
+
+def _ticker() -> Tick:
+    steps = 0
+
+    def tick() -> None:
+        nonlocal steps
+        steps += 1
+        if steps > MAX_STEPS:
+            raise SecurityError(f"it took more than {MAX_STEPS} steps")
+
+    return tick

@@ -1,0 +1,99 @@
+"""What a family's answers look like, as data: delimiters of thinking and of calls, call syntax.
+
+Found from the template's text and the vocabulary, never from a model's name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from headrace.chat.tokenizer import Tokenizer
+
+CallSyntax = Literal["hermes", "qwen_xml"]
+
+# (open, close); the first pair whose closing mark stands in the template is taken.
+_THINK_MARKS = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<mm:think>", "</mm:think>"),
+)
+_CALL_MARKS = ("<tool_call>", "</tool_call>")
+# A template that shows all words of a row writes calls in that syntax; the first row wins.
+_SYNTAXES: tuple[tuple[CallSyntax, tuple[str, ...]], ...] = (
+    ("qwen_xml", ("<tool_call>", "<function=", "<parameter=")),
+    ("hermes", ("<tool_call>", "name", "arguments")),
+)
+_OTHER_SYNTAX_SIGNS = ("<arg_key>", "<invoke", "[TOOL_CALLS]", "<|tool_calls_section_begin|>")
+# Variables by which templates switch thinking on and off.
+_THINKING_SWITCHES = ("enable_thinking", "thinking")
+_END_MARKS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
+
+
+@dataclass(frozen=True, slots=True)
+class Delimiter:
+    """A mark in the answer; `token` if the vocabulary has it as one token, else it is text."""
+
+    text: str
+    token: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    open: Delimiter
+    close: Delimiter
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """One checkpoint's way of answering.
+
+    `syntax` is None when the template writes calls in a way not known here: then calls stay text
+    and cannot be forced. `native_tools` tells whether the template itself describes tools.
+    """
+
+    think: Span | None
+    call: Span
+    syntax: CallSyntax | None
+    native_tools: bool
+    thinking_switch: str | None
+    end_ids: frozenset[int]
+
+    @property
+    def reasons(self) -> bool:
+        return self.think is not None
+
+
+def detect_style(
+    template: str | None, variables: frozenset[str], *, native_tools: bool, tokenizer: Tokenizer
+) -> Style:
+    """The style of a checkpoint with this template text.
+
+    `variables` are the names the template reads; `native_tools` says that it renders tools.
+    """
+    source = template or ""
+    think = next((pair for pair in _THINK_MARKS if pair[1] in source), None)
+    syntax: CallSyntax | None = "hermes"
+    if native_tools:
+        other = any(sign in source for sign in _OTHER_SYNTAX_SIGNS)
+        rows = (name for name, words in _SYNTAXES if all(word in source for word in words))
+        syntax = None if other else next(rows, None)
+    ends = (tokenizer.id_of(mark) for mark in _END_MARKS if mark in source)
+    switch = next((name for name in _THINKING_SWITCHES if name in variables), None)
+    return Style(
+        think=_span(think, tokenizer) if think else None,
+        call=_span(_CALL_MARKS, tokenizer),
+        syntax=syntax,
+        native_tools=native_tools,
+        thinking_switch=switch if think else None,
+        end_ids=frozenset(i for i in ends if i is not None and i in tokenizer.special_ids),
+    )
+
+
+def _span(pair: tuple[str, str], tokenizer: Tokenizer) -> Span:
+    """Both marks by id, or both as text: a pair is never mixed."""
+    ids = [tokenizer.id_of(text) for text in pair]
+    if None in ids:
+        ids = [None, None]
+    return Span(Delimiter(pair[0], ids[0]), Delimiter(pair[1], ids[1]))
