@@ -60,6 +60,8 @@ class Transformer:
             normed = self._norm(x_TD, layer.ffn_norm_D)
             ffn = layer.ffn
             x_TD += ffn(normed) if isinstance(ffn, DenseBlock) else ffn(normed, experts)
+        if batch.rows_N.shape[0] == 0:  # a chunk of a prompt that goes on
+            return x_TD.new_empty(0, self.spec.vocab)
         last_ND = x_TD.index_select(0, batch.rows_N)
         return self._ops.linear(self._norm(last_ND, self._norm_D), self._head)
 

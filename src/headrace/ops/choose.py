@@ -5,12 +5,12 @@ from __future__ import annotations
 from headrace.device.cpu import CpuDevice
 from headrace.device.device import Device
 from headrace.errors import DeviceError
-from headrace.ops.reference import reference_ops
+from headrace.ops.native import native_ops
 from headrace.ops.table import Ops
 
 
 def ops_for(device: Device) -> Ops:
     """Every op in its fastest form for `device`. Raises DeviceError for a kind without a table."""
     if isinstance(device, CpuDevice):
-        return reference_ops()
+        return native_ops(device.pool, exact=device.exact)
     raise DeviceError(f"no ops for a device of kind {device.kind!r}", expected="cpu")

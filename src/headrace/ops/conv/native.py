@@ -1,0 +1,38 @@
+"""Short causal depthwise convolution with silu on the native pool."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headrace._native import Pool
+from headrace.ops.spans import Spans
+
+
+class NativeConv:
+    """Tokens may lie apart, channels side by side."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._run = pool.conv
+
+    def __call__(
+        self, x_TC: Tensor, weight_CK: Tensor, bias_C: Tensor | None, state: Tensor, spans: Spans
+    ) -> Tensor:
+        tokens, channels = x_TC.shape
+        y_TC = torch.empty(tokens, channels)
+        self._run(
+            x_TC.data_ptr(),
+            tokens,
+            x_TC.stride(0),
+            channels,
+            weight_CK.shape[1],
+            weight_CK.data_ptr(),
+            0 if bias_C is None else bias_C.data_ptr(),
+            spans.sequences,
+            spans.offsets_S1.data_ptr(),
+            spans.states_S.data_ptr(),
+            state.data_ptr(),
+            True,
+            y_TC.data_ptr(),
+        )
+        return y_TC

@@ -1,0 +1,31 @@
+"""The table over the native worker pool: float32 activations, weights where they lie."""
+
+from __future__ import annotations
+
+from headrace._native import Pool
+from headrace.ops.attention.native import NativeAttention
+from headrace.ops.conv.native import NativeConv
+from headrace.ops.delta.native import NativeDelta
+from headrace.ops.experts.native import NativeExperts
+from headrace.ops.kv.native import NativeStoreKv
+from headrace.ops.linear.native import NativeLinear
+from headrace.ops.norm.native import NativeGatedRmsNorm, NativeRmsNorm
+from headrace.ops.rope.native import NativeRope
+from headrace.ops.route.native import NativeRoute
+from headrace.ops.table import Ops
+
+
+def native_ops(pool: Pool, *, exact: bool) -> Ops:
+    """`exact`: activations are never rounded to bfloat16. The pool must outlive the table."""
+    return Ops(
+        linear=NativeLinear(pool, exact=exact),
+        rms_norm=NativeRmsNorm(pool),
+        gated_rms_norm=NativeGatedRmsNorm(pool),
+        rope=NativeRope(pool),
+        store_kv=NativeStoreKv(pool),
+        attention=NativeAttention(pool),
+        conv=NativeConv(pool),
+        delta=NativeDelta(pool),
+        route=NativeRoute(pool),
+        experts=NativeExperts(pool, exact=exact),
+    )
