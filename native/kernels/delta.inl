@@ -1,0 +1,178 @@
+// The short convolution and the gated delta rule: both carry a state from token to token.
+
+namespace headrace::HEADRACE_ISA {
+
+inline constexpr int kConvChannels = 64;
+
+inline std::size_t conv_scratch_nbytes(const Conv& c) {
+    return static_cast<std::size_t>(2 * c.kernel) * kConvChannels * sizeof(float);
+}
+
+// Channels [at, at + n) with n <= kConvChannels. Token by token, so that a row of x is read as a
+// run of cache lines, once: the older taps find it in L1.
+inline void conv_channels(const Conv& c, int sequence, std::int64_t at, int n, float* scratch) {
+    const int past = c.kernel - 1;
+    const std::int64_t first = c.offsets[sequence];
+    const std::int64_t tokens = c.offsets[sequence + 1] - first;
+    float* taps = scratch;                                // [kernel, kConvChannels]
+    float* history = scratch + c.kernel * kConvChannels;  // [past, kConvChannels]
+    float* state =
+        c.state + (static_cast<std::int64_t>(c.slots[sequence]) * c.channels + at) * past;
+    for (int i = 0; i < n; ++i) {
+        for (int k = 0; k < c.kernel; ++k)
+            taps[k * kConvChannels + i] = c.weight[(at + i) * c.kernel + k];
+        for (int k = 0; k < past; ++k) history[k * kConvChannels + i] = state[i * past + k];
+    }
+    const float* x = c.x + first * c.x_stride + at;
+    const auto input = [&](std::int64_t t) {  // t >= -past
+        return t < 0 ? history + (t + past) * kConvChannels : x + t * c.x_stride;
+    };
+    for (std::int64_t t = 0; t < tokens; ++t) {
+        float* y = c.y + (first + t) * c.channels + at;
+        for (int i = 0; i < n; i += F32::N) {
+            const int lanes = n - i < F32::N ? n - i : F32::N;
+            F32 sum = c.bias == nullptr ? F32::zero() : F32::load_partial(c.bias + at + i, lanes);
+            for (int k = 0; k < c.kernel; ++k)
+                sum = fma(F32::load_partial(taps + k * kConvChannels + i, lanes),
+                          F32::load_partial(input(t - past + k) + i, lanes), sum);
+            if (c.silu) sum = silu(sum);
+            sum.store_partial(y + i, lanes);
+        }
+    }
+    for (int k = 0; k < past; ++k) {
+        const float* kept = input(tokens - past + k);
+        for (int i = 0; i < n; ++i) state[i * past + k] = kept[i];
+    }
+}
+
+inline void conv_piece(const Conv& c, int sequence, std::int64_t first, std::int64_t last,
+                       std::byte* scratch) {
+    if (c.offsets[sequence] == c.offsets[sequence + 1]) return;
+    for (std::int64_t at = first; at < last; at += kConvChannels)
+        conv_channels(c, sequence, at,
+                      static_cast<int>(last - at < kConvChannels ? last - at : kConvChannels),
+                      reinterpret_cast<float*>(scratch));
+}
+
+inline constexpr int kDeltaVectors = Delta::kColumns / F32::N;
+
+inline std::size_t delta_scratch_nbytes(const Delta& c) {
+    const auto key_dim = static_cast<std::size_t>(c.key_dim);
+    return (key_dim * Delta::kColumns + 2 * key_dim * Delta::kTokens) * sizeof(float);
+}
+
+// y = x * scale, or x / sqrt(sum of squares + 1e-6) * scale.
+inline void scaled_key(const float* x, int n, bool normalize, float scale, float* y) {
+    const float by = normalize ? scale / std::sqrt(sum_of_squares(x, n) + 1e-6f) : scale;
+    for (int i = 0; i < n; i += F32::N) {
+        const int lanes = n - i < F32::N ? n - i : F32::N;
+        (F32::load_partial(x + i, lanes) * F32::set1(by)).store_partial(y + i, lanes);
+    }
+}
+
+// One token on kColumns columns of S (rows `stride` floats apart): S = g S + k (b (v - g k.S))^T;
+// out = q.S. Even and odd rows have their own sums, to have enough independent chains.
+inline void delta_token(float* s, std::int64_t stride, int key_dim, const float* q, const float* k,
+                        float decay, float beta, const F32* v, F32* out) {
+    constexpr int V = kDeltaVectors;
+    F32 even[V], odd[V], change[V];
+    for (int u = 0; u < V; ++u) even[u] = odd[u] = F32::zero();
+    int i = 0;
+    for (; i + 2 <= key_dim; i += 2) {
+        const float* row = s + i * stride;
+        const F32 k0 = F32::set1(k[i]), k1 = F32::set1(k[i + 1]);
+        for (int u = 0; u < V; ++u) even[u] = fma(k0, F32::load(row + u * F32::N), even[u]);
+        for (int u = 0; u < V; ++u) odd[u] = fma(k1, F32::load(row + stride + u * F32::N), odd[u]);
+    }
+    if (i < key_dim)
+        for (int u = 0; u < V; ++u)
+            even[u] = fma(F32::set1(k[i]), F32::load(s + i * stride + u * F32::N), even[u]);
+    const F32 g = F32::set1(decay);
+    for (int u = 0; u < V; ++u) {
+        change[u] = (v[u] - g * (even[u] + odd[u])) * F32::set1(beta);
+        even[u] = odd[u] = F32::zero();
+    }
+    const auto update = [&](int row, F32* sums) {
+        float* at = s + row * stride;
+        const F32 kr = F32::set1(k[row]), qr = F32::set1(q[row]);
+        for (int u = 0; u < V; ++u) {
+            const F32 now = fma(kr, change[u], F32::load(at + u * F32::N) * g);
+            now.store(at + u * F32::N);
+            sums[u] = fma(qr, now, sums[u]);
+        }
+    };
+    for (i = 0; i + 2 <= key_dim; i += 2) {
+        update(i, even);
+        update(i + 1, odd);
+    }
+    if (i < key_dim) update(i, even);
+    for (int u = 0; u < V; ++u) out[u] = even[u] + odd[u];
+}
+
+inline void load_columns(const float* from, int n, F32* v) {
+    for (int u = 0; u < kDeltaVectors; ++u) {
+        const int left = n - u * F32::N;
+        if (left >= F32::N)
+            v[u] = F32::load(from + u * F32::N);
+        else
+            v[u] = left > 0 ? F32::load_partial(from + u * F32::N, left) : F32::zero();
+    }
+}
+
+inline void store_columns(const F32* v, int n, float* to) {
+    for (int u = 0; u * F32::N < n; ++u) {
+        const int left = n - u * F32::N;
+        v[u].store_partial(to + u * F32::N, left < F32::N ? left : F32::N);
+    }
+}
+
+// Tokens [first, last), at most kTokens, on columns [at, at + n) of one head. q and k are prepared.
+inline void delta_block(const Delta& c, int head, float* state, std::int64_t first,
+                        std::int64_t last, int at, int n, const float* keys, float* block) {
+    F32 lanes[kDeltaVectors], out[kDeltaVectors];
+    // A single token works on the state in place; a run, or a narrow block, on a dense copy.
+    const bool copied = n < Delta::kColumns || last - first > 1;
+    float* s = copied ? block : state + at;
+    const std::int64_t stride = copied ? Delta::kColumns : c.value_dim;
+    if (copied)
+        for (int i = 0; i < c.key_dim; ++i) {
+            load_columns(state + static_cast<std::int64_t>(i) * c.value_dim + at, n, lanes);
+            store_columns(lanes, Delta::kColumns, block + i * Delta::kColumns);
+        }
+    for (std::int64_t t = first; t < last; ++t, keys += 2 * c.key_dim) {
+        const std::int64_t gate = t * c.value_heads + head;
+        load_columns(c.v + t * c.v_stride + head * c.value_dim + at, n, lanes);
+        delta_token(s, stride, c.key_dim, keys, keys + c.key_dim, std::exp(c.decay[gate]),
+                    c.beta[gate], lanes, out);
+        store_columns(out, n, c.out + gate * c.value_dim + at);
+    }
+    if (copied)
+        for (int i = 0; i < c.key_dim; ++i) {
+            load_columns(block + i * Delta::kColumns, Delta::kColumns, lanes);
+            store_columns(lanes, n, state + static_cast<std::int64_t>(i) * c.value_dim + at);
+        }
+}
+
+inline void delta_piece(const Delta& c, int sequence, int head, int first, int last,
+                        std::byte* scratch) {
+    float* block = reinterpret_cast<float*>(scratch);
+    float* keys = block + static_cast<std::int64_t>(c.key_dim) * Delta::kColumns;
+    const int key_head = head / (c.value_heads / c.key_heads);
+    float* state = c.state + (static_cast<std::int64_t>(c.slots[sequence]) * c.value_heads + head) *
+                                 c.key_dim * c.value_dim;
+    const std::int64_t end = c.offsets[sequence + 1];
+    for (std::int64_t t = c.offsets[sequence]; t < end; t += Delta::kTokens) {
+        const std::int64_t stop = end - t < Delta::kTokens ? end : t + Delta::kTokens;
+        for (std::int64_t i = t; i < stop; ++i) {
+            float* q = keys + (i - t) * 2 * c.key_dim;
+            const std::int64_t at = static_cast<std::int64_t>(key_head) * c.key_dim;
+            scaled_key(c.q + i * c.q_stride + at, c.key_dim, c.normalize, c.scale, q);
+            scaled_key(c.k + i * c.k_stride + at, c.key_dim, c.normalize, 1.0f, q + c.key_dim);
+        }
+        for (int at = first; at < last; at += Delta::kColumns)
+            delta_block(c, head, state, t, stop, at,
+                        last - at < Delta::kColumns ? last - at : Delta::kColumns, keys, block);
+    }
+}
+
+}  // namespace headrace::HEADRACE_ISA
