@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 
 @pytest.fixture
-def nan_empties(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nan_empties(monkeypatch: pytest.MonkeyPatch) -> None:
     """`torch.empty`, `empty_like` and `new_empty` of floats give NaN: unwritten results show."""
     import torch
 
@@ -41,7 +41,6 @@ def nan_empties(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch, "empty", filled(torch.empty))
     monkeypatch.setattr(torch, "empty_like", filled(torch.empty_like))
     monkeypatch.setattr(torch.Tensor, "new_empty", filled(torch.Tensor.new_empty))
-    yield
 
 
 @pytest.fixture

@@ -20,6 +20,8 @@ from headrace.errors import DeviceError, HeadraceError, RequestError
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
+_STRIDE = 512
+
 
 class Drawer:
     """What one sequence draws with: parameters, its own random numbers, tokens seen so far.
@@ -170,51 +172,66 @@ def pick(logits: Floats, s: Sampling, uniform: float) -> int:
     weights = np.exp(scaled)
     if s.top_k == 0 and s.top_p >= 1.0 and s.min_p == 0.0:
         return _invert(weights, uniform)
-    ids = _leaders(weights, s)
-    chosen = weights[ids].astype(np.float64)
-    keep = chosen.size
+    kept = _keep(weights, s)
+    return int(kept[_invert(weights[kept], uniform)])
+
+
+def _keep(weights: Floats, s: Sampling) -> Ids:
+    """Ids, ascending, that top-k, then top-p, then min-p leave; at least one."""
+    ids = _candidates(weights, s)
+    inside = weights[ids]
+    ranked = np.sort(inside)[::-1]
+    keep = min(s.top_k, ranked.size) if s.top_k else ranked.size
     if s.top_p < 1.0:
-        sums = chosen.cumsum()
-        keep = min(keep, int(np.searchsorted(sums, s.top_p * _mass(weights, sums, s))) + 1)
+        sums = ranked[:keep].cumsum(dtype=np.float64)
+        mass = float(sums[-1]) if s.top_k else float(weights.sum(dtype=np.float64))
+        keep = min(keep, int(np.searchsorted(sums, s.top_p * mass)) + 1)
     if s.min_p > 0.0:
-        keep = min(keep, int(np.count_nonzero(chosen >= s.min_p * chosen[0])))
-    return int(ids[_invert(chosen[: max(1, keep)], uniform)])
+        keep = min(keep, int(np.count_nonzero(ranked >= s.min_p * ranked[0])))
+    edge = ranked[max(1, keep) - 1]
+    chosen = inside > edge
+    ties = np.flatnonzero(inside == edge)
+    chosen[ties[: max(1, keep - np.count_nonzero(chosen))]] = True
+    return ids[chosen]
 
 
-def _mass(weights: Floats, sums: NDArray[np.float64], s: Sampling) -> float:
-    """What top-p is a share of: the sum over all tokens, or over those that top-k kept."""
-    return float(sums[-1]) if s.top_k else float(weights.sum(dtype=np.float64))
+def _candidates(weights: Floats, s: Sampling) -> Ids:
+    """Ids, ascending, among which is everything that `_keep` can keep.
 
-
-def _leaders(weights: Floats, s: Sampling) -> Ids:
-    """Ids in descending weight (ties: ascending id), as many as top-k, top-p and min-p can need.
-
-    Sorting a whole vocabulary takes milliseconds, and almost all of the weight lies in few tokens:
-    only those above a threshold are sorted, which falls until they are provably enough.
+    Almost all of the weight lies in few tokens: only those above a threshold are ranked, which
+    falls until they are provably enough.
     """
-    top_k = min(s.top_k or weights.size, weights.size)
     mass = float(weights.sum(dtype=np.float64)) if s.top_p < 1.0 and not s.top_k else 0.0
-    for threshold in (1e-3, 1e-6, 0.0):
+    for threshold in (1e-2, 1e-4, 1e-6):
         ids = np.flatnonzero(weights >= threshold)
-        enough = (
-            threshold == 0.0
-            or (s.top_k > 0 and ids.size >= top_k)
+        if (
+            (s.top_k > 0 and ids.size >= s.top_k)
             or (mass > 0.0 and weights[ids].sum(dtype=np.float64) > s.top_p * mass)
             # Everything min-p can keep is there; top-p after top-k needs all that top-k keeps.
             or (s.min_p >= threshold and not (s.top_k and s.top_p < 1.0))
-        )
-        if enough:
-            break
-    order = np.argsort(-weights[ids], kind="stable")[:top_k]
-    return ids[order]
+        ):
+            return ids
+    return np.arange(weights.size)
 
 
 def _invert(weights: NDArray[np.float32] | NDArray[np.float64], uniform: float) -> int:
     """Where the running sum passes `uniform` of the total; never an index of weight 0."""
+    if weights.size > 2 * _STRIDE:
+        # A running sum over a whole vocabulary takes 2.6 ms; one over sums of its pieces 0.1 ms.
+        edges = np.arange(0, weights.size, _STRIDE)
+        sums = np.add.reduceat(weights, edges).cumsum(dtype=np.float64)
+        piece = _pass(sums, uniform * sums[-1])
+        before = sums[piece - 1] if piece else 0.0
+        first, target = piece * _STRIDE, uniform * sums[-1] - before
+        return first + _pass(weights[first : first + _STRIDE].cumsum(dtype=np.float64), target)
     sums = weights.cumsum(dtype=np.float64)
-    i = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
-    # `uniform * total` may round up to the total itself
-    return i if i < sums.size else int(np.flatnonzero(weights)[-1])
+    return _pass(sums, uniform * sums[-1])
+
+
+def _pass(sums: NDArray[np.float64], target: float) -> int:
+    """The first index whose running sum exceeds `target`, or, if rounding hid it, the last rise."""
+    i = int(np.searchsorted(sums, target, side="right"))
+    return i if i < sums.size else int(np.searchsorted(sums, sums[-1], side="left"))
 
 
 def logprobs(logits: Floats, token: int, top: int) -> Logprob:

@@ -1,7 +1,7 @@
-"""A model whose next token depends on every earlier one, read back through block table and state slot.
+"""A model whose next token depends on every earlier one, as block table and state slot give them.
 
-Its KV pool holds token ids and its recurrent state a running hash. `truth` computes the same from the
-plain token list, so a wrong block, slot, position or a stale state gives another token.
+Its KV pool holds token ids and its recurrent state a running hash. `truth` computes the same from
+the plain token list, so a wrong block, slot, position or a stale state gives another token.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class FakeModel:
         ]
         if state_slots:
             self.state.append(
-                RecurrentPool(torch.full((state_slots, 1, 1, 1), nan), torch.full((state_slots, 1, 1), nan))
+                RecurrentPool(
+                    torch.full((state_slots, 1, 1, 1), nan), torch.full((state_slots, 1, 1), nan)
+                )
             )
         self.fail_when: int | None = None
         self.batches: list[tuple[int, int]] = []  # tokens, sequences
@@ -142,10 +144,7 @@ def truth(
     limit = min(context, len(prompt) + (sampling.max_tokens or context))
     while len(history) < limit:
         row = logits_after(history, state_of(history, recurrent=recurrent))
-        if sampling.temperature == 0 and sampling.min_tokens == 0:
-            history.append(int(np.argmax(row)))
-        else:
-            history.append(drawer.draw(row).token)
+        history.append(drawer.draw(row).token)
         if history[-1] in stops:
             break
     return history[len(prompt) :]

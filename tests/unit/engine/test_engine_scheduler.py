@@ -1,4 +1,4 @@
-"""The scheduler alone: fairness, preemption, capacity, and a stateful comparison with plain lists."""
+"""The scheduler alone: fairness, preemption, capacity; a stateful comparison with plain lists."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_prompts_that_cannot_be_served() -> None:
         submit(scheduler, request(10))
     with pytest.raises(RequestError, match="empty"):
         submit(scheduler, request(0))
-    with pytest.raises(RequestError, match="token 100.*0 to 99"):
+    with pytest.raises(RequestError, match=r"token 100.*0 to 99"):
         submit(scheduler, Request((1, 100)))
     with pytest.raises(RequestError, match="token -1"):
         submit(scheduler, Request((1, -1)))
@@ -356,7 +356,9 @@ class SchedulerAgainstLists(RuleBasedStateMachine):
 
 
 TestSchedulerAgainstLists = SchedulerAgainstLists.TestCase
-TestSchedulerAgainstLists.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestSchedulerAgainstLists.settings = settings(
+    max_examples=80, stateful_step_count=40, deadline=None
+)
 
 
 def test_a_step_names_the_tokens_it_computes() -> None:
