@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headrace.chat.types import ChatRequest
+from headrace.chat.types import ChatRequest, OutputFormat
 from headrace.engine.request import Sampling
 
 
@@ -15,6 +15,7 @@ class RawPrompts:
     prompts: tuple[str | tuple[int, ...], ...]
     stop: tuple[str, ...] = ()
     echo: bool = False  # put the prompt's text before the answer
+    format: OutputFormat = field(default_factory=OutputFormat)
 
 
 @dataclass(frozen=True, slots=True)

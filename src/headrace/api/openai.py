@@ -92,7 +92,7 @@ def parse_completion(body: Fields, defaults: Sampling) -> Call:
         raise body.fault(
             "echo", "log probabilities of the prompt are not supported", fix="leave out one of them"
         )
-    ask = RawPrompts(_prompts(body), read_stop(body), echo)
+    ask = RawPrompts(_prompts(body), read_stop(body), echo, parse_format(body))
     body.refuse("suffix", "infilling is not supported", unless=lambda v: v == "")
     body.refuse("best_of", "ask for n answers", unless=lambda v: v == n)
     body.harmless(*HARMLESS).done()

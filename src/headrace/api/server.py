@@ -1,6 +1,7 @@
 """The HTTP server around the application: sockets, and an end that keeps its promises.
 
-On a stop, new calls get 503 while running ones may finish for `grace_s`; the rest ends in an error.
+While the model loads every call gets 503. On a stop, new calls get 503 while running ones may
+finish for `grace_s`; what is left then ends with an error.
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from headrace.api.errors import Unavailable
+from headrace.api.guard import failure
 from headrace.api.session import Session
 from headrace.errors import ConfigError
 
@@ -22,7 +27,7 @@ LAST_WORDS_S = 5  # for replies that were cut to reach their clients
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound, not yet listening socket, so that a taken port is known before a model is loaded.
+    """A listening socket, so that a taken port is known before a model is loaded.
 
     Raises ConfigError.
     """
@@ -39,8 +44,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
-        if port:
-            _check_unused(sock, host, port)
+        sock.listen()
     except OSError as error:
         sock.close()
         raise ConfigError(
@@ -51,9 +55,27 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def _check_unused(sock: socket.socket, host: str, port: int) -> None:
-    """Listening shows whether another program holds the port; connections wait until we accept."""
-    sock.listen(1)
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What loading gives."""
+
+    app: ASGIApp
+    session: Session
+    close: Callable[[], None]  # of the engine, when all is over
+
+
+class Gate:
+    """An ASGI application that is not there yet."""
+
+    def __init__(self) -> None:
+        self.ready: Ready | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.ready is not None:
+            await self.ready.app(scope, receive, send)
+            return
+        loading = Unavailable("the model is loading", fix="try again in a moment", retry_s=2)
+        await failure(loading)(scope, receive, send)
 
 
 class _Server(uvicorn.Server):
@@ -64,17 +86,12 @@ class _Server(uvicorn.Server):
 
 
 async def serve(
-    app: ASGIApp,
-    session: Session,
-    sock: socket.socket,
-    stop: asyncio.Event,
-    *,
-    grace_s: float = 10.0,
+    gate: Gate, sock: socket.socket, stop: asyncio.Event, *, grace_s: float = 10.0
 ) -> int:
     """Serves until `stop` is set and what runs has ended. Returns how many answers were cut."""
     server = _Server(
         uvicorn.Config(
-            app,
+            gate,
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -88,30 +105,65 @@ async def serve(
     stopped = asyncio.ensure_future(stop.wait())
     await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
-    cut = await session.drain(grace_s)
+    cut = 0 if gate.ready is None else await gate.ready.session.drain(grace_s)
     server.should_exit = True
     await running
     return cut
 
 
-def run(app: ASGIApp, session: Session, sock: socket.socket, *, grace_s: float = 10.0) -> int:
-    """Serves until SIGINT or SIGTERM; a second signal ends the grace. Returns as `serve` does."""
+def run(sock: socket.socket, prepare: Callable[[], Ready], *, grace_s: float = 10.0) -> int:
+    """Loads with `prepare` on a thread of its own and serves until SIGINT or SIGTERM.
+
+    A second signal ends the grace. Returns as `serve` does; raises what `prepare` raises.
+    """
+    gate, faults = Gate(), _Faults()
 
     async def main() -> int:
         loop = asyncio.get_running_loop()
         stop = asyncio.Event()
-        work = asyncio.ensure_future(serve(app, session, sock, stop, grace_s=grace_s))
+        work = asyncio.ensure_future(serve(gate, sock, stop, grace_s=grace_s))
 
         def on_signal() -> None:
             if stop.is_set():
                 work.cancel()
             stop.set()
 
+        def load() -> None:
+            with faults:
+                gate.ready = prepare()
+                return
+            loop.call_soon_threadsafe(stop.set)
+
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, on_signal)
+        threading.Thread(target=load, name="load", daemon=True).start()
         try:
             return await work
         except asyncio.CancelledError:
-            return len(session.turns)
+            return 0 if gate.ready is None else len(gate.ready.session.turns)
 
-    return asyncio.run(main())
+    try:
+        cut = asyncio.run(main())
+    finally:
+        if gate.ready is not None:
+            gate.ready.close()
+    faults.check()
+    return cut
+
+
+class _Faults:
+    """Carries an exception from one thread to another."""
+
+    def __init__(self) -> None:
+        self._error: BaseException | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        self._error = error
+        return error is not None
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error

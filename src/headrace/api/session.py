@@ -16,7 +16,7 @@ from headrace.api.call import Call, RawPrompts
 from headrace.api.errors import ContextOverflow, Unavailable
 from headrace.api.reading import Choice, RawReader, Reader, TurnEvent, Usage
 from headrace.chat.tokenizer import Tokenizer
-from headrace.chat.types import ChatRequest, Prompt
+from headrace.chat.types import ChatRequest, OutputFormat, Prompt
 from headrace.engine.request import Constraint, Request, RequestId, Sampling, TokenEvent
 from headrace.errors import HeadraceError, RequestError
 
@@ -48,6 +48,8 @@ class Renders(Protocol):
     def prompt(self, request: ChatRequest) -> Prompt: ...
     def reader(self, request: ChatRequest, prompt: Prompt) -> Reader: ...
     def constraint(self, request: ChatRequest, prompt: Prompt) -> Constraint | None: ...
+    def completion_prompt(self, text: str) -> Prompt: ...
+    def completion_constraint(self, output: OutputFormat) -> Constraint | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class Session:
             with named_fields(call):
                 for draft in drafts:
                     for i, (reader, constraint) in enumerate(draft.pieces):
-                        sampling = _nth(call.sampling, i)
+                        sampling = self._nth(call.sampling, i)
                         stream = self.client.submit(Request(draft.tokens, sampling, constraint))
                         choices.append(Choice(len(choices), stream, reader, echo=draft.text))
         except BaseException:
@@ -133,15 +135,24 @@ class Session:
     def _raw(self, ask: RawPrompts, prompt: str | tuple[int, ...], n: int) -> _Draft:
         tokenizer = self.renderer.tokenizer
         if isinstance(prompt, str):
-            tokens = tuple(tokenizer.encode(prompt, special=True, bos=True))
+            tokens = self.renderer.completion_prompt(prompt).tokens
         else:
             tokens = prompt
         self._check_length(len(tokens), "prompt")
         text = ""
         if ask.echo:
             text = prompt if isinstance(prompt, str) else tokenizer.decode(tokens)
-        readers = [(RawReader(tokenizer, ask.stop), None) for _ in range(n)]
-        return _Draft(tokens, text, readers)
+        pieces = [
+            (RawReader(tokenizer, ask.stop), self.renderer.completion_constraint(ask.format))
+            for _ in range(n)
+        ]
+        return _Draft(tokens, text, pieces)
+
+    def _nth(self, sampling: Sampling, i: int) -> Sampling:
+        """Of answer i: a seed becomes seed + i, and the chat's own end of turn ends it too."""
+        ends = frozenset() if sampling.ignore_eos else self.renderer.tokenizer.eos_ids
+        seed = None if sampling.seed is None else sampling.seed + i
+        return replace(sampling, seed=seed, stop_ids=sampling.stop_ids | ends)
 
     def _check_length(self, tokens: int, field: str) -> None:
         if tokens >= self.context:
@@ -227,8 +238,3 @@ def named_fields(call: Call) -> Iterator[None]:
             prompt = "prompt" if isinstance(call.ask, RawPrompts) else "messages"
             error.field = {**ENGINE_FIELDS, "tokens": prompt}.get(error.field, error.field)
         raise
-
-
-def _nth(sampling: Sampling, i: int) -> Sampling:
-    """Choices of one call differ under a seed: choice i draws with seed + i."""
-    return sampling if sampling.seed is None else replace(sampling, seed=sampling.seed + i)

@@ -12,7 +12,7 @@ from serving import PlainRenderer, Running, Script, ScriptedClient
 from headrace.api.app import create_app
 from headrace.api.guard import Door
 from headrace.api.served import Served
-from headrace.api.server import bind, serve
+from headrace.api.server import Gate, Ready, bind, serve
 from headrace.api.session import Session
 from headrace.api.sse import Patience
 
@@ -42,13 +42,13 @@ def start() -> Iterator[Callable[..., Running]]:
             patience=patience or Patience(),
         )
         sock = bind("127.0.0.1", 0)
+        gate = Gate()
+        gate.ready = Ready(app, session, lambda: None)
         loop, cut = asyncio.new_event_loop(), []
         stopping = asyncio.Event()
 
         def work() -> None:
-            cut.append(
-                loop.run_until_complete(serve(app, session, sock, stopping, grace_s=grace_s))
-            )
+            cut.append(loop.run_until_complete(serve(gate, sock, stopping, grace_s=grace_s)))
             loop.close()
 
         thread = threading.Thread(target=work)
@@ -61,7 +61,6 @@ def start() -> Iterator[Callable[..., Running]]:
             assert not thread.is_alive()
 
         stops.append(stop)
-        sock.listen()
         return Running(sock.getsockname()[1], engine, renderer, session, stop, cut)
 
     yield begin

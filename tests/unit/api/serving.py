@@ -16,7 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from headrace.api.reading import RawReader
 from headrace.api.session import Session
 from headrace.chat.tokenizer import Tokenizer, TokenizerFiles
-from headrace.chat.types import ChatRequest, Prompt
+from headrace.chat.types import ChatRequest, OutputFormat, Prompt
 from headrace.engine.request import Finish, Logprob, Request, RequestId, TokenEvent
 from headrace.errors import HeadraceError
 
@@ -54,6 +54,12 @@ class PlainRenderer:
         return RawReader(self.tokenizer, request.stop)
 
     def constraint(self, request: ChatRequest, prompt: Prompt) -> None:
+        return None
+
+    def completion_prompt(self, text: str) -> Prompt:
+        return Prompt(tuple(self.tokenizer.encode(text, special=True)), text, in_reasoning=False)
+
+    def completion_constraint(self, output: OutputFormat) -> None:
         return None
 
 

@@ -1,0 +1,129 @@
+"""`headrace bench decode|prefill`: how fast a model or a shape runs here, and how fast it could."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from headrace.cli import options
+from headrace.cli.environment import start_logging
+
+SHAPE = "Shape of a random checkpoint, where no model is given"
+
+app = typer.Typer(help="Measure decoding or prefill.", no_args_is_help=True)
+
+ModelFolder = Annotated[
+    str | None, typer.Option("--model", help="A model folder or `demo`; else a random checkpoint.")
+]
+Hidden = Annotated[int, typer.Option(min=1, rich_help_panel=SHAPE)]
+Width = Annotated[int, typer.Option(min=1, help="Of one expert.", rich_help_panel=SHAPE)]
+Experts = Annotated[int, typer.Option(min=1, rich_help_panel=SHAPE)]
+TopK = Annotated[int, typer.Option(min=1, rich_help_panel=SHAPE)]
+Layers = Annotated[int, typer.Option(min=1, rich_help_panel=SHAPE)]
+Dtype = Annotated[str, typer.Option(help="bfloat16, float16 or float32.", rich_help_panel=SHAPE)]
+Repeats = Annotated[int, typer.Option(min=1, help="Runs; the median is reported.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads that compute.")]
+Out = Annotated[Path | None, typer.Option(help="Write the result there as JSON, too.")]
+
+
+class Run(NamedTuple):
+    model: str | None
+    tokens: int
+    repeats: int
+    threads: int | None
+
+
+@app.command("decode")
+def decode(
+    model: ModelFolder = None,
+    hidden: Hidden = 2048,
+    width: Width = 768,
+    experts: Experts = 128,
+    top_k: TopK = 8,
+    layers: Layers = 4,
+    dtype: Dtype = "bfloat16",
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens decoded in a run.")] = 64,
+    repeats: Repeats = 5,
+    threads: Threads = None,
+    as_json: options.Json = False,
+    out: Out = None,
+) -> None:
+    """Tokens per second of one stream, against the memory bandwidth measured in the same run."""
+    from headrace.bench import decode as measured  # noqa: PLC0415 start-up time
+    from headrace.bench.checkpoint import Shape  # noqa: PLC0415 start-up time
+
+    shape = Shape(hidden, width, experts, top_k, layers, dtype=dtype)
+    run = Run(model, tokens, repeats, threads)
+    _report(measured.run, run, shape, as_json=as_json, out=out)
+
+
+@app.command("prefill")
+def prefill(
+    model: ModelFolder = None,
+    hidden: Hidden = 2048,
+    width: Width = 768,
+    experts: Experts = 128,
+    top_k: TopK = 8,
+    layers: Layers = 4,
+    dtype: Dtype = "bfloat16",
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 512,
+    repeats: Repeats = 5,
+    threads: Threads = None,
+    as_json: options.Json = False,
+    out: Out = None,
+) -> None:
+    """Tokens per second of a prompt, against bandwidth and matrix rate of the same run."""
+    from headrace.bench import prefill as measured  # noqa: PLC0415 start-up time
+    from headrace.bench.checkpoint import Shape  # noqa: PLC0415 start-up time
+
+    shape = Shape(hidden, width, experts, top_k, layers, dtype=dtype)
+    run = Run(model, tokens, repeats, threads)
+    _report(measured.run, run, shape, as_json=as_json, out=out)
+
+
+def _report(
+    measure: Callable[..., dict[str, Any]],
+    run: Run,
+    shape: object,
+    *,
+    as_json: bool,
+    out: Path | None,
+) -> None:
+    from headrace.cli.environment import home  # noqa: PLC0415 start-up time
+    from headrace.cli.meter import Meter  # noqa: PLC0415 start-up time
+    from headrace.cli.model import resolve  # noqa: PLC0415 start-up time
+
+    start_logging("warning")
+    with Meter("preparing") as meter:
+        result = measure(
+            model=None if run.model is None else resolve(run.model, meter.show),
+            shape=shape,
+            tokens=run.tokens,
+            repeats=run.repeats,
+            threads=run.threads,
+            home=home(),
+            progress=meter.show,
+        )
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(result, indent=1) + "\n")
+    if as_json:
+        sys.stdout.write(json.dumps(result) + "\n")
+    else:
+        sys.stdout.write("".join(f"{name:<36} {value}\n" for name, value in _flat(result)))
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Dotted names and values, for people."""
+    rows: list[tuple[str, str]] = []
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            rows += _flat(value, f"{prefix}{name}.")
+        else:
+            rows.append((prefix + name, f"{value:.4g}" if isinstance(value, float) else str(value)))
+    return rows

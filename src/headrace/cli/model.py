@@ -1,0 +1,130 @@
+"""MODEL as the user typed it -> a folder -> a loaded session; heavy imports come last."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.cli.environment import home
+from headrace.config import EngineConfig
+from headrace.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from headrace.api.session import Session
+    from headrace.engine.client import EngineClient
+    from headrace.engine.engine import Engine
+    from headrace.engine.request import Sampling
+
+Progress = Callable[[int, int], None]
+WHAT_WORKS = "a folder with config.json and safetensors files, or `demo`"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model ready to answer."""
+
+    folder: Path
+    name: str
+    session: Session
+    client: EngineClient
+    engine: Engine
+    defaults: Sampling
+
+
+def resolve(model: str, progress: Progress) -> Path:
+    """The folder of a model; builds the demo model if it is not there yet.
+
+    Raises ConfigError for what cannot be served by this version, CheckpointError for what is not
+    there.
+    """
+    if model == "demo":
+        from headrace import demo  # noqa: PLC0415 start-up time
+
+        return Path(demo.ensure(home(), progress))
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_file():
+        if path.name in ("config.json", "model.safetensors") or path.suffix == ".safetensors":
+            return path.parent
+        kind = "a GGUF file" if path.suffix == ".gguf" else "a file"
+        raise ConfigError(
+            f"{model} is {kind}, which this version cannot serve", expected=WHAT_WORKS
+        )
+    hub_id = model.count("/") == 1 and not model.startswith((".", "/", "~"))
+    if hub_id:
+        raise ConfigError(
+            f"{model} is no folder here; models cannot be downloaded by their hub id yet",
+            expected=WHAT_WORKS,
+            fix="download the files with another tool and give their folder",
+        )
+    raise CheckpointError(f"there is no model {model!r}", expected=WHAT_WORKS, fix="check the path")
+
+
+@contextlib.contextmanager
+def loaded(model: str, config: EngineConfig, progress: Progress) -> Iterator[Loaded]:
+    """A loaded model, closed at the end. Raises CheckpointError, ConfigError, CapacityError."""
+    folder = resolve(model, progress)
+    made = load(folder, config, progress, name=model if model == "demo" else folder.resolve().name)
+    try:
+        yield made
+    finally:
+        made.client.close()
+
+
+def load(folder: Path, config: EngineConfig, progress: Progress, *, name: str) -> Loaded:
+    """Reads weights, tokenizer and template at the same time; the disk starts before torch does."""
+    from headrace.engine.opening import open_engine  # noqa: PLC0415 start-up time
+
+    opening = open_engine(folder, config)
+    try:
+        side = _Side(folder)
+        from headrace.engine.client import EngineClient  # noqa: PLC0415 start-up time
+        from headrace.engine.engine import Engine  # noqa: PLC0415 torch takes seconds to import
+
+        side.wait()  # its faults are found before the weights are waited for
+        engine = Engine.start(opening, progress)
+    except BaseException:
+        opening.reading.cancel()
+        raise
+    client = EngineClient(engine)
+    session = side.session(client, engine.context)
+    return Loaded(folder, name, session, client, engine, side.defaults())
+
+
+class _Side:
+    """Tokenizer and template, read on another thread while the weights come."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        from headrace.api.sampling import checkpoint_defaults  # noqa: PLC0415 start-up time
+        from headrace.chat.renderer import Renderer  # noqa: PLC0415 start-up time
+
+        try:
+            self._renderer = Renderer.from_folder(self._folder)
+            self._defaults = checkpoint_defaults(self._folder)
+        except Exception as error:  # raised again where the result is asked for
+            self._error = error
+
+    def wait(self) -> None:
+        """Raises what went wrong there."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def session(self, client: EngineClient, context: int) -> Session:
+        from headrace.api.session import Session  # noqa: PLC0415 start-up time
+
+        return Session(self._renderer, client, context=context)
+
+    def defaults(self) -> Sampling:
+        return self._defaults

@@ -1,0 +1,76 @@
+"""Options that several commands share, and the settings they make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from headrace.config import EngineConfig
+from headrace.errors import ConfigError
+
+DEFAULT_MODEL = "demo"
+ENGINE, SAMPLING = "Engine", "Sampling"
+
+Model = Annotated[
+    str, typer.Argument(help="A model folder, or `demo`, the default model.", show_default=True)
+]
+Device = Annotated[
+    str | None,
+    typer.Option(help="auto, cpu, cuda or emulated.", rich_help_panel=ENGINE),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(help="Of activations and KV: auto, float32, bfloat16.", rich_help_panel=ENGINE),
+]
+Context = Annotated[
+    int | None,
+    typer.Option(help="Longest sequence in tokens, answer included.", rich_help_panel=ENGINE),
+]
+Threads = Annotated[
+    int | None, typer.Option(help="CPU threads that compute.", rich_help_panel=ENGINE)
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", help="A TOML file of settings.", rich_help_panel=ENGINE),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="One setting; may be repeated.", rich_help_panel=ENGINE
+    ),
+]
+MaxTokens = Annotated[
+    int | None, typer.Option(help="Longest answer in tokens.", rich_help_panel=SAMPLING)
+]
+Temperature = Annotated[float | None, typer.Option(help="0 is greedy.", rich_help_panel=SAMPLING)]
+TopP = Annotated[float | None, typer.Option(rich_help_panel=SAMPLING)]
+TopK = Annotated[int | None, typer.Option(rich_help_panel=SAMPLING)]
+MinP = Annotated[float | None, typer.Option(rich_help_panel=SAMPLING)]
+Seed = Annotated[
+    int | None, typer.Option(help="The same seed, the same answer.", rich_help_panel=SAMPLING)
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(help="Text that ends the answer; may be repeated.", rich_help_panel=SAMPLING),
+]
+System = Annotated[str | None, typer.Option(help="The system message.")]
+Thinking = Annotated[
+    bool | None,
+    typer.Option("--thinking/--no-thinking", help="Whether the model thinks first, if it can."),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+
+
+def engine_config(config: Path | None, settings: list[str] | None, **flags: Any) -> EngineConfig:
+    """The file, then `--set`, then flags; later ones win. Raises ConfigError."""
+    made = EngineConfig.from_file(config) if config is not None else EngineConfig()
+    keys: dict[str, Any] = {}
+    for setting in settings or []:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {setting}", expected="--set KEY=VALUE")
+        keys[key.strip()] = value.strip()
+    keys |= {key: value for key, value in flags.items() if value is not None}
+    return made.with_keys(keys)
