@@ -118,7 +118,7 @@ def _blocks(block_bytes: int, room: int, need: CacheNeed) -> int:
 
 
 def mib(n: int) -> str:
-    """Bytes for people: MiB below 10 GiB, GiB above."""
+    """Bytes for people: KiB below 10 MiB, GiB above 10 GiB."""
     if n >= 10 << 30:
         return f"{n / (1 << 30):.1f} GiB"
-    return f"{n / MIB:.0f} MiB" if n >= 10 * MIB else f"{n / MIB:.2f} MiB"
+    return f"{n / MIB:.0f} MiB" if n >= 10 * MIB else f"{n / 1024:.0f} KiB"

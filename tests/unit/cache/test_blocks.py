@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -57,6 +58,7 @@ class PoolAgainstCounts(RuleBasedStateMachine):
 
 
 TestPoolAgainstCounts = PoolAgainstCounts.TestCase
+TestPoolAgainstCounts.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
 
 
 def test_lower_numbers_are_never_handed_out() -> None:

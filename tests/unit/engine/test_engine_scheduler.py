@@ -357,7 +357,7 @@ class SchedulerAgainstLists(RuleBasedStateMachine):
 
 TestSchedulerAgainstLists = SchedulerAgainstLists.TestCase
 TestSchedulerAgainstLists.settings = settings(
-    max_examples=80, stateful_step_count=40, deadline=None
+    max_examples=30, stateful_step_count=30, deadline=None
 )
 
 
