@@ -143,7 +143,7 @@ class Tokenizer:
     def from_json(
         cls, text: str, files: TokenizerFiles | None = None, *, name: str = "tokenizer.json"
     ) -> Tokenizer:
-        """From the text of `tokenizer.json`; raises CheckpointError naming `name` if it is broken."""
+        """From the text of `tokenizer.json`; raises CheckpointError with `name` if it is broken."""
         files = files or TokenizerFiles()
         backend = _load_backend(text, name)
         backend.no_padding()
@@ -206,7 +206,16 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes one id stands for; empty for an id outside the tokenizer's vocabulary."""
-        return self._bytes[token] if 0 <= token < len(self._bytes) else b""
+        known = self._known_bytes.get(token)
+        if known is None:
+            known = self._known_bytes[token] = self._spell(token)
+        return known
+
+    def _spell(self, token: int) -> bytes:
+        text = self.backend.id_to_token(token) if 0 <= token < self.vocab_size else None
+        if text is None:
+            return b""
+        return text.encode("utf-8") if text in self.added else self.decoder.to_bytes(text)
 
     def id_of(self, text: str) -> int | None:
         """The id of a token matched as a whole (`<think>`, `<|im_end|>`), None if there is none."""
@@ -219,13 +228,14 @@ class Tokenizer:
         description = None if decoder is None else json.loads(decoder.__getstate__())
         return TokenDecoder.from_description(description)
 
-    @property
-    def byte_table(self) -> tuple[bytes, ...]:
-        """`token_bytes` of every id below `vocab_size`."""
-        return self._bytes
+    @cached_property
+    def _known_bytes(self) -> dict[int, bytes]:
+        # Filled as tokens come: the whole table costs half a second, which no first answer waits.
+        return {}
 
     @cached_property
-    def _bytes(self) -> tuple[bytes, ...]:
+    def byte_table(self) -> tuple[bytes, ...]:
+        """`token_bytes` of every id below `vocab_size`."""
         table = [b""] * self.vocab_size
         to_bytes = self.decoder.to_bytes
         for text, i in self.backend.get_vocab(with_added_tokens=False).items():

@@ -63,6 +63,7 @@ class CallReader:
         self.in_call = False  # then every piece belongs here, thinking marks too
         self._started = False
         self._after = False  # right behind a call
+        self._spilled = False  # a malformed call became text: its closing mark is text too
         self._held = ""  # line breaks that may turn out to stand before a call
 
     @property
@@ -78,7 +79,8 @@ class CallReader:
             self._held = ""
             self._open(piece)
             return []
-        if piece.kind == "call_close" and piece.certain:
+        spilled, self._spilled = self._spilled, False
+        if piece.certain and not spilled:
             return []
         return self._text(piece.text)
 
@@ -104,6 +106,7 @@ class CallReader:
 
     def _open(self, mark: Mark) -> None:
         self.in_call, self._started, self._after = True, False, False
+        self._spilled = False
         self._body, self._raw = None, [mark.text]
 
     def _call(self, piece: Piece) -> list[ChatEvent]:
@@ -161,4 +164,5 @@ class CallReader:
         """The call was none: all of it is text."""
         raw = "".join(self._raw) + (mark.text if mark is not None else "")
         self.in_call, self._body, self._raw = False, None, []
+        self._spilled = mark is None
         return [TextDelta(raw)] if raw else []

@@ -26,7 +26,7 @@ class HermesCall:
         self._scanner = JsonScanner()
         self._streaming = False  # inside an arguments object
         self._fresh = False  # no character of the current value was read yet
-        self._arguments: str | None = None  # ready and not yet taken; None = none came
+        self._out: list[str] = []  # the arguments' text that was not yet taken
         self._any_arguments = False
         self._found_name: str | None = None
 
@@ -34,7 +34,8 @@ class HermesCall:
         return not self._scanner.in_string
 
     def take(self) -> str:
-        text, self._arguments = self._arguments or "", ""
+        text = "".join(self._out)
+        self._out.clear()
         return text
 
     def feed(self, text: str) -> None:
@@ -152,7 +153,7 @@ class HermesCall:
             self.name = self._found_name
 
     def _add(self, text: str) -> None:
-        self._arguments = (self._arguments or "") + text
+        self._out.append(text)
 
     def _fail(self, rest: str) -> None:
         if self.name is None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from headrace.chat.marks import Mark
 from headrace.chat.stops import held_back
-from headrace.chat.tools.schema import is_text, parameter_schema, schema_types, to_json
+from headrace.chat.tools.schema import is_text, parameter_types, to_json
 from headrace.chat.types import Tool
 
 _FUNCTION, _PARAMETER = "<function=", "<parameter="
@@ -31,15 +31,17 @@ class XmlCall:
         self.name: str | None = None
         self.failed = False
         self._tools = tools
-        self._phase = "head"  # head, gap, key, lead (a value's first character), value, tag, end
+        self._phase = (
+            "head"  # head, gap, key, lead (a value's first character), value, tag, end, closed
+        )
         self._function = ""
         self._rest = ""  # text not yet understood
         self._tag = ""  # the closing tag whose follower is awaited
+        self._lead_in_tag = False  # the line break in front of that tag is the value's lead
         self._types: set[str] | None = None  # of the value being read; None = a plain string
         self._value: list[str] = []  # of a value that is converted when whole
         self._parameters = 0
         self._out: list[str] = []
-        self._closed = False
 
     def closes(self, mark: Mark) -> bool:
         if self._phase == "tag":
@@ -62,7 +64,7 @@ class XmlCall:
             self._phase = "end"
         elif self._phase in ("lead", "value", "tag"):
             # Cut off inside a value: what came is delivered, and the JSON stays open.
-            self._say(self._tag + self._rest)
+            self._say(self._tag[self._lead_in_tag :] + self._rest)
             if self._types is not None:
                 self._out.append("".join(self._value))
             return
@@ -125,8 +127,7 @@ class XmlCall:
             self._phase = "key"
             return True
         if self._rest.startswith(_END_FUNCTION):
-            self._phase, self._rest = "end", ""
-            self.name = self._function
+            self._rest = ""
             self._finish_object()
             return False
         if not any(tag.startswith(self._rest) for tag in (_PARAMETER, _END_FUNCTION)):
@@ -142,10 +143,7 @@ class XmlCall:
         self._out.append(f"{lead}{json.dumps(key, ensure_ascii=False)}: ")
         self._parameters += 1
         tool = self._tools.get(self._function)
-        root = tool.parameters if tool is not None else {}
-        schema = parameter_schema(root, key)
-        known = tool is not None and bool(schema)
-        types = schema_types(schema, root) if known else {"string"}
+        types = parameter_types(tool.parameters if tool is not None else {}, key)
         self._types = None if is_text(types) else types
         self._value.clear()
         if self._types is None:
@@ -158,7 +156,8 @@ class XmlCall:
         if not self._rest:
             return False
         if self._rest[0] == "\n" and self._rest.startswith(_VALUE_ENDS):
-            self._phase = "value"  # an empty value: the one line break stands before the tag
+            # An empty value, if the tag is real: then the one line break stands before the tag.
+            self._phase, self._lead_in_tag = "value", True
             return True
         if self._rest[0] == "\n" and any(end.startswith(self._rest) for end in _VALUE_ENDS):
             return False
@@ -188,8 +187,8 @@ class XmlCall:
             return True
         if not rest or any(tag.startswith(rest) for tag in followers):
             return False
-        self._say(self._tag)
-        self._tag, self._phase = "", "value"
+        self._say(self._tag[self._lead_in_tag :])
+        self._tag, self._phase, self._lead_in_tag = "", "value", False
         return True
 
     def _say(self, text: str) -> None:
@@ -204,10 +203,9 @@ class XmlCall:
         else:
             self._out.append(to_json("".join(self._value), self._types))
         self._value.clear()
-        self._tag, self._rest = "", ""
+        self._tag, self._rest, self._lead_in_tag = "", "", False
 
     def _finish_object(self) -> None:
-        if not self._closed:
-            self.name = self._function
-            self._out.append("}" if self._parameters else "{}")
-            self._closed = True
+        self.name = self._function
+        self._out.append("}" if self._parameters else "{}")
+        self._phase = "closed"

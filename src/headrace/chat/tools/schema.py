@@ -14,11 +14,12 @@ _MAX_LITERAL = 1 << 16  # characters of a Python literal that is tried where JSO
 ALL_TYPES = frozenset(("string", "number", "integer", "boolean", "object", "array", "null"))
 
 
-def parameter_schema(parameters: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """The schema of one parameter with local references followed; empty if there is none."""
+def parameter_types(parameters: Mapping[str, Any], key: str) -> set[str]:
+    """The JSON types of one parameter; a parameter nobody declared is a string."""
     properties = parameters.get("properties")
-    schema = properties.get(key) if isinstance(properties, Mapping) else None
-    return resolved(schema, parameters)
+    if not isinstance(properties, Mapping) or key not in properties:
+        return {"string"}
+    return schema_types(resolved(properties[key], parameters), parameters)
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
