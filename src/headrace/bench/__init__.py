@@ -1,1 +1,1 @@
-"""Benchmarks: what a step reads and computes, how long it takes, and what this machine could do at best."""
+"""Benchmarks: what a step reads and computes, how long it takes, and what could be at best."""

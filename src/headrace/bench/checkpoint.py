@@ -1,4 +1,4 @@
-"""Random checkpoints of true shapes, in a published layout: what a benchmark reads instead of a download.
+"""Random checkpoints of true shapes, in a published layout: what a benchmark reads.
 
 Values are cheap noise of the right magnitude; the file is an ordinary Qwen3-MoE checkpoint.
 """
@@ -17,8 +17,8 @@ from headrace.errors import CapacityError, ConfigError
 
 Progress = Callable[[int, int, str], None]
 SHARD_BYTES = 2 << 30
-# Bit masks that turn uniform words into floats of random sign and mantissa and magnitude 2^-7 to 2^-5, that is about
-# 1/sqrt(2048), so activations neither vanish nor blow up.
+# Bit masks that turn uniform words into floats of random sign and mantissa and magnitude 2^-7 to
+# 2^-5, that is about 1/sqrt(2048), so activations neither vanish nor blow up.
 _NOISE = {
     "bfloat16": ("BF16", np.uint16, 0x80FF, 0x3C00),
     "float16": ("F16", np.uint16, 0x87FF, 0x2000),
@@ -28,7 +28,7 @@ _NOISE = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A Qwen3-MoE model. The defaults are those of 30B-A3B with 4 of its 48 layers: 5.2 GB in BF16."""
+    """A Qwen3-MoE model. The defaults: 30B-A3B with 4 of its 48 layers, 5.2 GB in BF16."""
 
     hidden: int = 2048
     width: int = 768
@@ -49,9 +49,17 @@ class Shape:
                 raise ConfigError(f"{name} = {value}", expected="1 to 1048576")
         if self.top_k > self.experts or self.heads % self.kv_heads:
             raise ConfigError(
-                f"top_k {self.top_k} of {self.experts} experts, {self.heads} heads over {self.kv_heads}",
+                f"top_k {self.top_k} of {self.experts} experts, "
+                f"{self.heads} heads over {self.kv_heads}",
                 expected="top_k at most the experts, heads a multiple of kv_heads",
             )
+
+    def name(self) -> str:
+        """Tells shapes apart, for people and as a folder."""
+        return (
+            f"random-{self.hidden}x{self.width}x{self.experts}-top{self.top_k}"
+            f"-{self.layers}layers-{self.dtype}"
+        )
 
     def config(self) -> dict[str, object]:
         """The published configuration of such a model."""
@@ -174,7 +182,9 @@ def _write_shards(folder: Path, shape: Shape, progress: Progress) -> dict[str, s
     return index
 
 
-def _noise(rng: np.random.Generator, dims: tuple[int, ...], dtype: str, *, norm: bool) -> np.ndarray:
+def _noise(
+    rng: np.random.Generator, dims: tuple[int, ...], dtype: str, *, norm: bool
+) -> np.ndarray:
     _, word, mask, base = _NOISE[dtype]
     count = int(np.prod(dims))
     if norm:

@@ -1,4 +1,4 @@
-"""What every result file carries: machine, commit, plan, numbers. Medians with their spread, never single runs."""
+"""What every result carries: machine, commit, and figures as medians with their spread."""
 
 from __future__ import annotations
 

@@ -19,17 +19,25 @@ from headrace.models.state import Batch, State
 from headrace.ops.choose import ops_for
 
 
-def build_runner(
-    opening: Opening, progress: Callable[[int, int], None] | None = None
-) -> tuple[Runner, Callable[[], None]]:
-    """The runner and what closes its device. Raises CheckpointError or DeviceError."""
+def start_device(opening: Opening) -> CpuDevice:
+    """The planned device. Raises DeviceError; then nothing is left reading."""
     with ExitStack() as undo:
         undo.callback(opening.reading.cancel)
         device = CpuDevice(opening.plan.threads.value, exact=opening.plan.exact)
+        undo.pop_all()
+    return device
+
+
+def build_runner(
+    opening: Opening, device: CpuDevice, progress: Callable[[int, int], None] | None = None
+) -> Runner:
+    """Waits for the weights. Raises CheckpointError; then the device is closed, too."""
+    with ExitStack() as undo:
+        undo.callback(opening.reading.cancel)
         undo.callback(device.close)
         runner = _runner(opening, device, progress)
         undo.pop_all()
-    return runner, device.close
+    return runner
 
 
 def _runner(

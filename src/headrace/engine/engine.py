@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.config import EngineConfig
-from headrace.engine.build import build_runner
+from headrace.device.cpu import CpuDevice
+from headrace.engine.build import build_runner, start_device
 from headrace.engine.metrics import Metrics
 from headrace.engine.opening import Opening, open_engine
 from headrace.engine.request import Finish, Request, RequestId, Sampling, TokenEvent
@@ -68,12 +69,22 @@ class Engine:
         return cls.start(open_engine(path, config or EngineConfig()), progress)
 
     @classmethod
-    def start(cls, opening: Opening, progress: Callable[[int, int], None] | None = None) -> Self:
-        """Take over a model that is being read."""
+    def start(
+        cls,
+        opening: Opening,
+        progress: Callable[[int, int], None] | None = None,
+        *,
+        device: CpuDevice | None = None,
+    ) -> Self:
+        """Take over a model that is being read.
+
+        `device`: None = the planned one. It is closed with the engine.
+        """
         for line in opening.plan.lines():
             log.info("%s", line)
-        runner, close = build_runner(opening, progress)
-        return cls(opening.plan, runner, opening.limits, on_close=close)
+        device = start_device(opening) if device is None else device
+        runner = build_runner(opening, device, progress)
+        return cls(opening.plan, runner, opening.limits, on_close=device.close)
 
     @property
     def vocab(self) -> int:

@@ -27,6 +27,7 @@ def facts_of(spec: ModelSpec, plan: WeightPlan) -> ModelFacts:
         expert_bytes=tuple(_expert_bytes(plan, i, moe) if moe else 0 for i, moe in enumerate(moes)),
         total_bytes=plan.total_bytes,
         dtype=weighed.most_common(1)[0][0],
+        embedding_bytes=0 if spec.tied else plan.nbytes("embed"),
     )
 
 

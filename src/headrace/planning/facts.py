@@ -47,6 +47,23 @@ class ModelFacts:
     expert_bytes: tuple[int, ...]  # bytes of one expert's row, per layer
     total_bytes: int  # all weights that will be read
     dtype: str  # the prevailing weight format: float32, bfloat16, float16
+    embedding_bytes: int = 0  # of an embedding that is not the output head as well
+
+    @property
+    def prefill_bytes(self) -> int:
+        """Weights that a long prompt reads: all but the embedding, of which it reads rows."""
+        return self.total_bytes - self.embedding_bytes
+
+    @property
+    def decode_bytes(self) -> int:
+        """Weights that one token reads: the dense ones, and its top-k experts in each layer."""
+        rows = zip(self.experts, self.top_k, self.expert_bytes, strict=True)
+        return self.prefill_bytes - sum((experts - k) * row for experts, k, row in rows)
+
+    @property
+    def active_weights(self) -> int:
+        """Weights that meet each token: twice this is its operations, attention aside."""
+        return self.decode_bytes // (4 if self.dtype == "float32" else 2)
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         kv = [need for need in self.state if isinstance(need, KvNeed)]
