@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+sys.path.append(str(Path(__file__).parent / "fixtures"))  # for `import tiny`, `import drive`
 
 settings.register_profile(
     "headrace",
@@ -41,8 +44,3 @@ def nan_empties(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", filled(torch.empty))
     monkeypatch.setattr(torch, "empty_like", filled(torch.empty_like))
     monkeypatch.setattr(torch.Tensor, "new_empty", filled(torch.Tensor.new_empty))
-
-
-@pytest.fixture
-def fixtures() -> Path:
-    return Path(__file__).parent / "fixtures"
