@@ -17,6 +17,7 @@ from headrace.device.cpu import CpuDevice
 from headrace.engine.build import build_runner, start_device
 from headrace.engine.metrics import Metrics
 from headrace.engine.opening import Opening, open_engine
+from headrace.engine.pace import Pace
 from headrace.engine.request import Finish, Request, RequestId, Sampling, TokenEvent
 from headrace.engine.runner import Runner
 from headrace.engine.sampler import Drawer, sample
@@ -47,6 +48,7 @@ class Engine:
         self._limits = limits
         self._runner = runner
         self._scheduler = Scheduler(limits)
+        self._pace = Pace(limits.step_tokens)
         self._drawers: dict[RequestId, Drawer] = {}
         self._outbox: list[TokenEvent] = []
         self._ids = itertools.count(1)
@@ -137,7 +139,7 @@ class Engine:
             return events
         began = self._clock()
         news = self._run(step)
-        self._metrics.stepped(self._clock() - began, step.tokens)
+        self._observe(step, self._clock() - began)
         self._settle(news)
         return events + news
 
@@ -184,7 +186,7 @@ class Engine:
         return logits
 
     def status(self) -> dict[str, Any]:
-        """Plan, load and counters, JSON-able; from any thread."""
+        """Plan, load and counters; from any thread. JSON-able, but for infinite bounds."""
         scheduler = self._scheduler
         return {
             "plan": {
@@ -223,6 +225,13 @@ class Engine:
             log.exception("a step of %d tokens failed", step.tokens)
             return self._scheduler.fail((span.request for span in step.spans), _typed(error))
         return self._scheduler.commit(step, draws)
+
+    def _observe(self, step: Step, seconds: float) -> None:
+        decode = sum(span.sample and span.length == 1 for span in step.spans)
+        tokens = step.tokens
+        self._metrics.stepped(seconds, tokens)
+        self._pace.observe(seconds, decode=decode, prefill=tokens - decode)
+        self._scheduler.mixed_tokens = self._pace.tokens
 
     def _settle(self, events: Sequence[TokenEvent]) -> None:
         self._metrics.happened(events)

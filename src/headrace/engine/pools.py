@@ -1,7 +1,7 @@
 """The tensors behind block and state-slot numbers: one pool per layer, made once, never resized.
 
-KV memory is not initialised: a slot is read only after it was written, so pages that no sequence
-reached are never touched. Recurrent state is zeroed when a sequence begins.
+Nothing is initialised here, so pages that no sequence reached are never touched: a KV slot is
+written before it is read, and recurrent state is zeroed when a sequence begins.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def make_state(
                 values=device.empty((kv_slots, heads, need.value // heads), kv_dtype),
             )
         return RecurrentPool(
-            matrix=device.zeros((state_slots, *need.matrix)),
-            conv=device.zeros((state_slots, *need.conv)),
+            matrix=device.empty((state_slots, *need.matrix)),
+            conv=device.empty((state_slots, *need.conv)),
         )
 
     return [pool(need) for need in needs]

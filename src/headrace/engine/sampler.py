@@ -192,7 +192,8 @@ def _keep(weights: Floats, s: Sampling) -> Ids:
     chosen = inside > edge
     ties = np.flatnonzero(inside == edge)
     chosen[ties[: max(1, keep - np.count_nonzero(chosen))]] = True
-    return ids[chosen]
+    kept: Ids = ids[chosen]
+    return kept
 
 
 def _candidates(weights: Floats, s: Sampling) -> Ids:

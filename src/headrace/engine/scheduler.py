@@ -65,6 +65,7 @@ class Scheduler:
         self.blocks = BlockPool(limits.blocks, first=limits.first_block)
         self.states = BlockPool(limits.state_slots)
         self.preemptions = 0
+        self.mixed_tokens = limits.step_tokens  # bound of a step in which someone awaits a token
         self._seqs: dict[RequestId, Seq] = {}
         self._waiting: deque[Seq] = deque()
         self._running: list[Seq] = []
@@ -218,6 +219,8 @@ class Scheduler:
             return [(s, 1) for s in sorted(self._running, key=lambda s: s.served)[:budget]]
         shares = [(seq, 1) for seq in self._running if seq.left == 1]
         prompts = sorted((s for s in self._running if s.left > 1), key=lambda s: s.left)
+        if shares:
+            budget = max(len(self._running), min(budget, self.mixed_tokens))
         budget -= len(shares)
         for i, seq in enumerate(prompts):
             # Shortest first, so that what it leaves of its equal share goes to the longer ones.

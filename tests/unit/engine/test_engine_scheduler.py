@@ -67,6 +67,22 @@ def test_a_long_prompt_does_not_freeze_a_stream() -> None:
         commit(scheduler, step)
 
 
+def test_mixed_steps_are_bounded_and_pure_prompts_are_not() -> None:
+    scheduler = Scheduler(limits(step_tokens=32))
+    scheduler.mixed_tokens = 6
+    submit(scheduler, request(20))
+    step = must_step(scheduler)
+    assert lengths(step) == {1: 20}
+    commit(scheduler, step)
+    submit(scheduler, request(30), request(30))
+    for shares in ({1: 1, 2: 2, 3: 3}, {1: 1, 2: 3, 3: 2}):
+        step = must_step(scheduler)
+        assert lengths(step) == shares
+        commit(scheduler, step)
+    scheduler.mixed_tokens = 1  # each prompt goes on all the same
+    assert lengths(must_step(scheduler)) == {1: 1, 2: 1, 3: 1}
+
+
 def test_prompts_share_a_step_and_short_ones_leave_the_rest() -> None:
     scheduler = Scheduler(limits(step_tokens=12))
     submit(scheduler, request(2), request(20), request(20))
@@ -304,6 +320,10 @@ class SchedulerAgainstLists(RuleBasedStateMachine):
             id = data.draw(st.sampled_from(sorted(self.tokens)))
             assert self.scheduler.cancel(RequestId(id)) is not None
             del self.tokens[id]
+
+    @rule(mixed=st.integers(1, 9))
+    def pace(self, mixed: int) -> None:
+        self.scheduler.mixed_tokens = mixed
 
     @rule(token=st.integers(0, 99))
     def step(self, token: int) -> None:
