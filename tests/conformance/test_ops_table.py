@@ -1,0 +1,319 @@
+"""One body over the live table: every op, in every fast implementation of this machine, against its
+reference.
+
+Fresh random inputs, odd shapes, uninitialised memory that is NaN; the error is a normalised mean
+square.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from headrace import _native
+from headrace.device.cpu import CpuDevice
+from headrace.ops.choose import ops_for
+from headrace.ops.reference import reference_ops
+from headrace.ops.spans import Spans
+from headrace.ops.table import Activation, ExpertRows, Linear, Ops, Router, Routing, Score
+
+Results = tuple[Tensor, ...]
+Case = Callable[[Ops], Results]
+FORMATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Random:
+    """Seeded tensors."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.randn(shape, generator=self._generator).to(dtype)
+
+    def ids(self, high: int, *shape: int, low: int = 0) -> Tensor:
+        return torch.randint(low, high, shape, generator=self._generator)
+
+    def order(self, n: int) -> Tensor:
+        return torch.randperm(n, generator=self._generator)
+
+    def strided(self, tokens: int, heads: int, width: int, extra: int = 0) -> Tensor:
+        """[tokens, heads, width] inside wider rows, as a part of a fused projection lies."""
+        row = self.normal(tokens, heads * width + 13 + extra)
+        return row.as_strided((tokens, heads, width), (row.shape[1], width, 1), 5)
+
+    def spans(self, lengths: list[int], contexts: list[int], block_size: int) -> Spans:
+        blocks = -(-max(n + c for n, c in zip(lengths, contexts, strict=True)) // block_size) + 1
+        table = self.order(len(lengths) * blocks).view(len(lengths), blocks).to(torch.int32)
+        slots = [
+            int(table[s, p // block_size]) * block_size + p % block_size
+            for s, (n, c) in enumerate(zip(lengths, contexts, strict=True))
+            for p in range(c, c + n)
+        ]
+        offsets = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
+        return Spans(
+            torch.tensor(offsets, dtype=torch.int32),
+            torch.tensor(contexts, dtype=torch.int32),
+            table,
+            torch.tensor(slots),
+            self.order(len(lengths)).to(torch.int32),
+            block_size,
+        )
+
+
+def linear(r: Random) -> Iterator[Case]:
+    for dtype in FORMATS:
+        for tokens, columns, rows in ((1, 63, (17,)), (5, 100, (7, 1, 9)), (67, 33, (130,))):
+            parts = tuple(r.normal(n, columns, dtype=dtype) for n in rows)
+            bias = r.normal(sum(rows)) if tokens == 5 else None
+            x, w = r.normal(tokens, columns), Linear(parts, bias)
+            yield lambda ops, x=x, w=w: (ops.linear(x, w),)
+    wide = r.normal(6, 80)
+    x, w = r.normal(4, 70)[:, 3:43], Linear((wide[:, :40], wide[:3, :40]))
+    yield lambda ops: (ops.linear(x, w),)
+
+
+def rms_norm(r: Random) -> Iterator[Case]:
+    for shape in ((1, 63), (7, 100), (3, 5, 24)):
+        x, weight = r.normal(*shape), r.normal(shape[-1])
+        yield lambda ops, x=x, w=weight: (ops.rms_norm(x, w, 1e-3),)
+        yield lambda ops, x=x, w=weight: (ops.rms_norm(x, w, 1e-6, plus_one=True),)
+        yield lambda ops, x=x: (ops.rms_norm(x, None, 0.1),)
+    x, weight = r.strided(4, 3, 10), r.normal(10)
+    yield lambda ops: (ops.rms_norm(x, weight, 1e-3),)
+    yield lambda ops: (ops.rms_norm(x.flatten(1)[:, 2:], None, 1e-3),)
+
+
+def gated_rms_norm(r: Random) -> Iterator[Case]:
+    for shape in ((1, 1, 12), (5, 3, 33)):
+        x, gate, weight = r.normal(*shape), r.normal(*shape), r.normal(shape[-1])
+        yield lambda ops, a=(x, gate, weight): (ops.gated_rms_norm(*a, 1e-3),)
+
+
+def rope(r: Random) -> Iterator[Case]:
+    for tokens, heads, width, pairs in ((1, 1, 8, 4), (5, 3, 22, 11), (9, 2, 24, 5)):
+        x, angle = r.strided(tokens, heads, width), r.normal(tokens, pairs)
+        for interleaved in (False, True):
+
+            def case(
+                ops: Ops, x: Tensor = x, a: Tensor = angle, *, pairwise: bool = interleaved
+            ) -> Results:
+                rows = x.as_strided((x.shape[0], x.stride(0)), (x.stride(0), 1), 0).clone()
+                own = rows.as_strided(x.shape, x.stride(), 5)
+                ops.rope(own, a.cos(), a.sin(), interleaved=pairwise)
+                return (rows,)
+
+            yield case
+
+
+def store_kv(r: Random) -> Iterator[Case]:
+    for dtype in (torch.float32, torch.bfloat16):
+        for tokens, heads, width in ((1, 1, 7), (6, 3, 10)):
+            x, slots = r.strided(tokens, heads, width), r.order(40)[:tokens]
+            before = r.normal(40, heads, width, dtype=dtype)
+
+            def case(
+                ops: Ops, x: Tensor = x, before: Tensor = before, slots: Tensor = slots
+            ) -> Results:
+                pool = before.clone()
+                ops.store_kv(x, pool, slots)
+                return (pool,)
+
+            yield case
+
+
+def attention(r: Random) -> Iterator[Case]:
+    shapes = (
+        ([1], [0], 4, (1, 1, 8, 8), 0),
+        ([1, 1, 1], [5, 0, 70], 16, (6, 2, 10, 10), 0),
+        ([13, 1, 40], [0, 33, 7], 3, (6, 3, 12, 7), 0),
+        ([13, 1, 40], [0, 33, 7], 5, (4, 4, 33, 20), 6),
+    )
+    for dtype in (torch.float32, torch.bfloat16):
+        for lengths, contexts, block, (heads, groups, width, value), window in shapes:
+            spans = r.spans(lengths, contexts, block)
+            slots = spans.blocks_SB.numel() * block
+            q = r.strided(sum(lengths), heads, width)
+            k, v = (
+                r.normal(slots, groups, width, dtype=dtype),
+                r.normal(slots, groups, value, dtype=dtype),
+            )
+            for sinks in (None, r.normal(heads)):
+                yield lambda ops, a=(q, k, v, spans), w=window, s=sinks: (
+                    ops.attention(*a, scale=0.3, window=w, sinks_H=s),
+                )
+
+
+def conv(r: Random) -> Iterator[Case]:
+    for lengths, channels, kernel in (([1], 7, 4), ([1, 9, 2], 33, 4), ([17, 1], 10, 3)):
+        spans = r.spans(lengths, [0] * len(lengths), 4)
+        x = r.strided(sum(lengths), 1, channels)[:, 0]
+        weight, before = r.normal(channels, kernel), r.normal(len(lengths), channels, kernel - 1)
+        for bias in (None, r.normal(channels)):
+
+            def case(
+                ops: Ops,
+                x: Tensor = x,
+                w: Tensor = weight,
+                bias: Tensor | None = bias,
+                before: Tensor = before,
+                spans: Spans = spans,
+            ) -> Results:
+                state = before.clone()
+                return ops.conv(x, w, bias, state, spans), state
+
+            yield case
+
+
+def delta(r: Random) -> Iterator[Case]:
+    for lengths, groups, heads, width, value in (
+        ([1], 1, 1, 5, 3),
+        ([1, 9, 2], 2, 6, 9, 11),
+        ([70], 2, 2, 16, 33),
+    ):
+        tokens = sum(lengths)
+        spans = r.spans(lengths, [0] * len(lengths), 4)
+        q, k = r.strided(tokens, groups, width), r.strided(tokens, groups, width)
+        v = r.strided(tokens, heads, value)
+        decay, beta = -r.normal(tokens, heads).abs(), r.normal(tokens, heads).sigmoid()
+        before = r.normal(len(lengths), heads, width, value)
+        for normalize in (True, False):
+
+            def case(
+                ops: Ops,
+                a: Results = (q, k * 0.3, v, decay, beta),
+                before: Tensor = before,
+                spans: Spans = spans,
+                *,
+                normalize: bool = normalize,
+            ) -> Results:
+                state = before.clone()
+                q, k, v, decay, beta = a
+                y = ops.delta(q, k, v, decay, beta, state, spans, normalize=normalize, scale=0.4)
+                return y, state
+
+            yield case
+
+
+def route(r: Random) -> Iterator[Case]:
+    for tokens, experts, top_k in ((1, 7, 1), (9, 24, 3), (5, 128, 8)):
+        logits, bias = r.normal(tokens, experts), r.normal(experts)
+        for score in Score:
+            plain = Router(top_k, score, renormalize=False)
+            scaled = Router(top_k, score, renormalize=True, renorm_eps=1e-3, scale=2.5)
+            for router, b in ((plain, None), (scaled, bias)):
+                yield lambda ops, a=(logits, b, router): _routed(ops.route(*a))
+    grouped = Router(3, Score.SIGMOID, groups=6, keep_groups=2, renorm_eps=1e-20, scale=1.5)
+    logits, bias = r.normal(11, 24), r.normal(24)
+    yield lambda ops: _routed(ops.route(logits, bias, grouped))
+    ties = torch.zeros(2, 24)
+    yield lambda ops: _routed(ops.route(ties, None, Router(5)))
+
+
+def _routed(routing: Routing) -> Results:
+    return routing.ids_TX.float(), routing.weights_TX
+
+
+def experts(r: Random) -> Iterator[Case]:
+    for dtype in FORMATS:
+        for tokens, count, top_k, width, hidden in (
+            (1, 1, 1, 5, 33),
+            (9, 6, 3, 19, 44),
+            (40, 3, 2, 64, 70),
+        ):
+            for activation in Activation:
+                yield _experts(r, dtype, (tokens, count, top_k, width, hidden), activation)
+
+
+def _experts(
+    r: Random, dtype: torch.dtype, sizes: tuple[int, int, int, int, int], kind: Activation
+) -> Case:
+    tokens, count, top_k, width, hidden = sizes
+    # Gate and up rows interleaved, as some files store them.
+    pairs = r.normal(count, 2 * width, hidden, dtype=dtype) * hidden**-0.5
+    down = r.normal(count, hidden, width, dtype=dtype) * width**-0.5
+    biased = kind == Activation.CLAMPED_SIGMOID
+    rows = ExpertRows(
+        [p[0::2] for p in pairs],
+        [p[1::2] for p in pairs],
+        list(down),
+        kind,
+        [r.normal(width) for _ in range(count)] if biased else (),
+        [r.normal(width) for _ in range(count)] if biased else (),
+        [r.normal(hidden) for _ in range(count)] if biased else (),
+        limit=0.7,
+    )
+    ids = torch.stack([r.order(count)[:top_k] for _ in range(tokens)]).to(torch.int32)
+    if top_k > 1:
+        ids[0, 0] = -1  # skipped
+    x, routing = r.normal(tokens, hidden), Routing(ids, r.normal(tokens, top_k))
+    return lambda ops: (ops.experts(x, routing, rows),)
+
+
+OPS: dict[str, Callable[[Random], Iterator[Case]]] = {
+    f.__name__: f
+    for f in (
+        linear,
+        rms_norm,
+        gated_rms_norm,
+        rope,
+        store_kv,
+        attention,
+        conv,
+        delta,
+        route,
+        experts,
+    )
+}
+
+
+def test_every_op_of_the_table_has_cases() -> None:
+    assert set(OPS) == {field.name for field in dataclasses.fields(Ops)}
+
+
+def check(found: Results, expected: Results, limit: float) -> None:
+    for a, b in zip(found, expected, strict=True):
+        assert a.shape == b.shape
+        assert a.dtype == b.dtype
+        assert not a.float().isnan().any()
+        power = b.float().square().mean().clamp(min=1e-30)
+        assert (a.float() - b.float()).square().mean() / power < limit
+
+
+@pytest.mark.usefixtures("nan_empties")
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("isa", _native.isas())
+@pytest.mark.parametrize("op", OPS)
+def test_native_equals_reference(op: str, isa: str, threads: int) -> None:
+    reference = reference_ops()
+    with CpuDevice(threads, isa=isa, exact=True) as device:
+        ops = ops_for(device)
+        for case in OPS[op](Random(len(op) + threads)):
+            check(case(ops), case(reference), 1e-10)
+
+
+@pytest.mark.parametrize("isa", _native.isas())
+@pytest.mark.parametrize("op", ["linear", "experts"])
+def test_rounded_activations_stay_close(op: str, isa: str) -> None:
+    reference = reference_ops()
+    with CpuDevice(2, isa=isa, exact=False) as device:
+        ops = ops_for(device)
+        for case in OPS[op](Random(9)):
+            check(case(ops), case(reference), 1e-4)
+
+
+def test_weights_are_found_again_by_identity_not_by_value() -> None:
+    r = Random(1)
+    x = r.normal(2, 9)
+    with CpuDevice(1, exact=True) as device:
+        ops = ops_for(device)
+        for _ in range(
+            50
+        ):  # short-lived maps whose memory and ids would be reused if they were let go
+            w = Linear((r.normal(4, 9),))
+            check((ops.linear(x, w),), (reference_ops().linear(x, w),), 1e-10)
+            del w
