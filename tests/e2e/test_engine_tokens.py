@@ -6,6 +6,8 @@ time for the others.
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -167,6 +169,56 @@ def test_what_cannot_be_served_is_said_before_weights_are_read(
     with pytest.raises(CapacityError, match=r"20 tokens.*at most 19"):
         engine.generate([5] * 20)
     assert len(engine.generate([5] * 15, Sampling(temperature=0, ignore_eos=True))) == 5
+
+
+def _edit_config(folder: Path, **values: object) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | values))
+
+
+def _halve(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no config": (lambda d: (d / "config.json").unlink(), r"config\.json"),
+    "torn config": (lambda d: (d / "config.json").write_text('{"a": '), r"config\.json"),
+    "no weights": (lambda d: (d / "model.safetensors").unlink(), "safetensors"),
+    "half the weights": (_halve, r"model\.safetensors"),
+    "unknown architecture": (
+        lambda d: _edit_config(d, model_type="gpt9", architectures=["Gpt9ForCausalLM"]),
+        r"(?i)gpt9.*mixtral",
+    ),
+    "another shape": (lambda d: _edit_config(d, hidden_size=48), "48"),
+    "torn generation config": (
+        lambda d: (d / "generation_config.json").write_text("["),
+        r"generation_config\.json",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_broken_checkpoints_are_named(mixtral: Path, tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(mixtral, folder)
+    damage, said = BROKEN[kind]
+    damage(folder)
+    with pytest.raises(CheckpointError, match=said):
+        headrace.load(folder)
+
+
+def test_weights_that_vanish_while_they_are_read(mixtral: Path, tmp_path: Path) -> None:
+    from headrace.engine.opening import Opening, open_engine
+
+    folder = tmp_path / "model"
+    shutil.copytree(mixtral, folder)
+    opening = open_engine(folder, headrace.EngineConfig.of(threads=1))
+    opening.reading.wait()
+    _halve(folder)
+    late = Opening(opening.source, opening.plan, opening.limits, opening.source.read())
+    with pytest.raises(CheckpointError, match=r"model\.safetensors|read"):
+        Engine.start(late)
 
 
 def test_bfloat16_keys_and_values(mixtral: Path, load: Callable[..., Engine]) -> None:

@@ -72,7 +72,7 @@ class Reading:
     def __init__(self, plan: WeightPlan) -> None:
         self.total_bytes = plan.total_bytes
         self._places: dict[str, Place] = {}
-        self._error: OSError | None = None
+        self._error: OSError | ValueError | None = None
         self._cancelled = False
         self._done_bytes = 0
         self._reader: _native.FileReader | None = None
@@ -131,7 +131,7 @@ class Reading:
                 self._reader.wait()
                 self._done_bytes += self._reader.done_bytes
                 self._reader = None
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: shorter than its table says
             self._error = error
 
 
