@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from headrace.device.device import Device
+from headrace.errors import CapacityError
 from headrace.models.state import KvPool, LayerState, RecurrentPool, State
 from headrace.planning.facts import KvNeed, StateNeed
 
@@ -23,7 +24,10 @@ def make_state(
     state_slots: int,
     kv_dtype: torch.dtype,
 ) -> State:
-    """A pool per layer. `kv_slots`: tokens, those of reserved blocks included."""
+    """A pool per layer. `kv_slots`: tokens, those of reserved blocks included.
+
+    Raises CapacityError where the system refuses the address space.
+    """
 
     def pool(need: StateNeed | None) -> LayerState:
         if need is None:
@@ -39,7 +43,13 @@ def make_state(
             conv=device.empty((state_slots, *need.conv)),
         )
 
-    return [pool(need) for need in needs]
+    try:
+        return [pool(need) for need in needs]
+    except RuntimeError as error:
+        raise CapacityError(
+            f"the system refused memory for {kv_slots} tokens of keys and values: {error}",
+            fix="set memory.kv_bytes, lower the context or allow more memory (ulimit -v)",
+        ) from error
 
 
 def clear_states(state: State, slots: Iterable[int]) -> None:
