@@ -43,7 +43,11 @@ class Constraint(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is drawn. The same seed gives the same tokens whatever else is running."""
+    """How the next token is drawn. The same seed gives the same tokens whatever else is running.
+
+    In this order: penalties, `logit_bias`, `min_tokens`, the request's grammar; then temperature,
+    top-k, top-p, min-p.
+    """
 
     temperature: float = 1.0  # 0 = greedy
     top_k: int = 0  # 0 = off
@@ -72,19 +76,21 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Natural log probabilities after penalties and before temperature truncation."""
+    """Natural log probabilities of the whole distribution that penalties, bias, `min_tokens` and
+    grammar leave, before temperature and truncation."""
 
     token: int
     logprob: float
-    top: tuple[tuple[int, float], ...] = ()  # (token, logprob), best first
+    top: tuple[tuple[int, float], ...] = ()  # (token, logprob), best first, none of them forbidden
 
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
     """One step of one sequence. The last event of a request has `finish` set.
 
-    `token` is None on a finish without a token (cancelled, error); a stop token is delivered with
-    `finish == STOP` and is not part of the text.
+    `token` is None on a finish without a token (cancelled, error, a completed grammar, whose last
+    token is text and came before); a stop token is delivered with `finish == STOP` and is not part
+    of the text.
     """
 
     request: RequestId

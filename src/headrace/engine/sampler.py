@@ -245,7 +245,8 @@ def logprobs(logits: Floats, token: int, top: int) -> Logprob:
         edge = np.partition(logits, logits.size - top)[logits.size - top]
         ids = np.flatnonzero(logits >= edge)
         ids = ids[np.argsort(-logits[ids], kind="stable")[:top]]
-        best = tuple((int(i), float(logits[i]) - total) for i in ids)
+        # What a mask forbids has no place among the best, and no finite number to show.
+        best = tuple((int(i), float(logits[i]) - total) for i in ids if logits[i] > -np.inf)
     return Logprob(token, float(logits[token]) - total, best)
 
 

@@ -45,7 +45,7 @@ def state_of(history: Sequence[int], *, recurrent: bool) -> int:
 
 
 class FakeModel:
-    """`calls` counts forwards; `fail_when` makes a forward with that token in it raise."""
+    """`fail_when` makes a forward with that token in it raise, `fail_always` any."""
 
     def __init__(self, slots: int, state_slots: int) -> None:
         nan = float("nan")
@@ -59,12 +59,14 @@ class FakeModel:
                 )
             )
         self.fail_when: int | None = None
+        self.fail_always = False
         self.batches: list[tuple[int, int]] = []  # tokens, sequences
 
     def forward(self, batch: Batch, state: Sequence[LayerState]) -> torch.Tensor:
         spans = batch.spans
         self.batches.append((len(batch.tokens_T), spans.sequences))
-        if self.fail_when is not None and self.fail_when in batch.tokens_T.tolist():
+        hurts = self.fail_when is not None and self.fail_when in batch.tokens_T.tolist()
+        if hurts or self.fail_always:
             raise RuntimeError("this token hurts")
         kv = state[0]
         assert isinstance(kv, KvPool)

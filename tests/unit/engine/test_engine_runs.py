@@ -200,6 +200,39 @@ def test_a_failed_step_ends_its_requests_and_not_the_engine() -> None:
     assert engine.idle
 
 
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_whichever_step_fails_the_others_lose_nothing(recurrent: bool) -> None:
+    sampling = Sampling(temperature=1.0, seed=3, max_tokens=6)
+    prompts = [(3,) * 9, (4,) * 2, (5,) * 14, (6,)]
+    expected = [truth(p, sampling, recurrent=recurrent) for p in prompts]
+    failed = 0
+    for n in itertools.count():
+        # So small that the failing step may also be one that preempts or begins again.
+        engine, model = make_engine(
+            blocks=6, step_tokens=5, sequences=3, recurrent=recurrent, context=20
+        )
+        ids = [engine.submit(Request(p, sampling)) for p in prompts]
+        told: dict[int, list[int]] = {id: [] for id in ids}
+        errors: set[int] = set()
+        for i in itertools.count():
+            if engine.idle:
+                break
+            model.fail_always = i == n
+            for event in engine.step():
+                if event.finish is Finish.ERROR:
+                    errors.add(event.request)
+                elif event.token is not None:
+                    told[event.request].append(event.token)
+            engine.check()
+        assert engine.status()["kv_blocks_used"] == 0
+        for id, tokens in zip(ids, expected, strict=True):
+            assert told[id] == (tokens[: len(told[id])] if id in errors else tokens)
+        failed += len(errors)
+        if not errors:
+            break
+    assert failed > n  # at least one in every round but the last
+
+
 def test_a_closed_engine_says_so() -> None:
     closed: list[int] = []
     engine, _ = make_engine()
