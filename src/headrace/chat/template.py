@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,7 +136,7 @@ class ChatTemplate:
             reasoning_keys=tuple(
                 key
                 for key in ("reasoning_content", "thinking", "reasoning")
-                if f".{key}" in self.source or f"'{key}'" in self.source
+                if re.search(rf"\.{key}\b|['\"]{key}['\"]", self.source)
             ),
         )
 

@@ -13,6 +13,7 @@ from headrace.chat.tools.schema import resolved, schema_types
 from headrace.chat.types import ChatRequest, Tool
 from headrace.errors import RequestError
 
+MAX_CALLS = 32  # of one turn under a grammar: a weak model would else never stop calling
 _END = "\n</parameter>\n"
 
 
@@ -31,7 +32,7 @@ class CallRules:
 
     def start(self, *, format_given: bool) -> str:
         """The right side of the rule for a turn; a given format takes the place of free text."""
-        more = ' ("\\n" call)*' if self.several else ""
+        more = f' ("\\n" call){{0,{MAX_CALLS - 1}}}' if self.several else ""
         if self.forced or format_given:
             return f"call{more}"
         if self.marks_are_tokens:
