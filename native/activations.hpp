@@ -1,5 +1,7 @@
-// The activations of one call where a descheduled worker may still read them: in its Arena.
+// The activations of one call, where a descheduled worker may still read them: in its Arena.
 #pragma once
+
+#include <cstring>
 
 #include "pool.hpp"
 
@@ -12,6 +14,11 @@ inline const std::byte* const* activation_rows(Pool& pool, Arena& arena, const D
     const auto width = static_cast<std::size_t>(columns);
     auto** rows = arena.take<const std::byte*>(n);
     if (!kernel.bf16) {
+        if (pool.rescues(tokens)) {
+            auto* copy = arena.take<float>(n * width);
+            std::memcpy(copy, x, n * width * sizeof(float));
+            x = copy;
+        }
         for (std::size_t t = 0; t < n; ++t)
             rows[t] = reinterpret_cast<const std::byte*>(x + t * width);
         return rows;

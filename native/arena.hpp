@@ -35,9 +35,10 @@ class Arena {
             grow(all);
         }
         used_ = total_ = 0;
+        first_epoch = last_epoch = 0;
     }
 
-    // Tasks that used this memory; a descheduled worker may still look at it.
+    // The first and last task that a descheduled worker may still read this memory for; 0 = none.
     std::uint32_t first_epoch = 0, last_epoch = 0;
 
   private:

@@ -86,11 +86,12 @@ void bind_weights(nb::module_& m) {
 }
 
 void bind_pool(nb::class_<Pool>& pool) {
-    pool.def(nb::init<int, bool, const std::string&>(), "threads"_a = 0, "pin"_a = true,
-             "isa"_a = "")
+    pool.def(nb::init<int, bool, const std::string&, bool>(), "threads"_a = 0, "pin"_a = true,
+             "isa"_a = "", "rescue"_a = false)
         .def_prop_ro("threads", &Pool::threads)
         .def_prop_ro("isa", [](const Pool& p) { return std::string(p.kernels().name); })
         .def("close", &Pool::close, Released())
+        .def("quiesce", &Pool::quiesce, Released())
         .def("busy_ns", &Pool::busy_ns)
         .def(
             "linear",

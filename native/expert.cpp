@@ -20,10 +20,14 @@ struct Choice {
     float weight;
 };
 
+// The tokens of one expert, and where that expert lies. Copied from the layer: a worker that was
+// descheduled may look here after the caller has dropped the layer.
 struct Group {
     int expert;
     int first;  // choice
     int count;
+    const std::byte *gate, *up, *down;
+    const float *gate_bias, *up_bias, *down_bias;
 };
 
 struct Plan {
@@ -33,8 +37,18 @@ struct Plan {
     int most = 0;  // tokens of the busiest expert
 };
 
+Group group_of(const ExpertLayer& layer, int expert, int first, int count) {
+    const auto e = static_cast<std::size_t>(expert);
+    const auto bias = [&](const std::vector<const float*>& list) {
+        return list.empty() ? nullptr : list[e];
+    };
+    return {expert,        first,         count, layer.gate[e], layer.up[e],
+            layer.down[e], bias(layer.gate_bias), bias(layer.up_bias), bias(layer.down_bias)};
+}
+
 Plan plan_groups(Arena& arena, const std::int32_t* ids, const float* weights, int tokens,
-                 int top_k, int experts) {
+                 int top_k, const ExpertLayer& layer) {
+    const int experts = layer.experts();
     const auto all = static_cast<std::size_t>(experts);
     const auto n = static_cast<std::size_t>(tokens) * static_cast<std::size_t>(top_k);
     Plan plan{arena.take<Group>(all), 0, nullptr, 0};
@@ -47,7 +61,7 @@ Plan plan_groups(Arena& arena, const std::int32_t* ids, const float* weights, in
         const int tokens_here = count[e];
         count[e] = first;  // from here on: where the next choice of e goes
         if (tokens_here == 0) continue;
-        plan.groups[plan.group_count++] = {e, first, tokens_here};
+        plan.groups[plan.group_count++] = group_of(layer, e, first, tokens_here);
         plan.most = std::max(plan.most, tokens_here);
         first += tokens_here;
     }
@@ -70,11 +84,17 @@ int piece_rows(const DotKernel& kernel, int rows, int columns, int tokens, std::
 
 std::size_t floats_nbytes(std::size_t n) { return (n * sizeof(float) + 63) / 64 * 64; }
 
+struct Shape {
+    int hidden, width, activation;
+    float alpha, limit;
+    std::size_t gate_stride, up_stride, down_stride;
+};
+
 // What both phases of one call (or of one chunk of its tokens) share.
 struct Call {
     const KernelTable& kernels;
     const DotKernel& kernel;
-    const ExpertLayer& layer;
+    Shape layer;
     Plan plan;
     const std::byte* const* x;  // per token
     const std::byte** x_choice;  // per choice
@@ -85,10 +105,6 @@ struct Call {
 
     std::size_t h_nbytes() const { return kernel.bf16 ? sizeof(std::uint16_t) : sizeof(float); }
 };
-
-const float* from_row(const std::vector<const float*>& bias, int expert, int row) {
-    return bias.empty() ? nullptr : bias[static_cast<std::size_t>(expert)] + row;
-}
 
 // Phase 1. A piece: some rows of one expert's gate and up, for every token that chose it.
 class GateUp final : public Work {
@@ -105,14 +121,11 @@ class GateUp final : public Work {
 
     void compute(std::size_t piece, std::byte* scratch) const override {
         const Place at = place(piece);
-        const ExpertLayer& l = call_.layer;
-        const auto e = static_cast<std::size_t>(at.group.expert);
+        const Shape& l = call_.layer;
         auto* gate = reinterpret_cast<float*>(scratch);
         auto* up = reinterpret_cast<float*>(scratch + out_nbytes());
-        project(at, l.gate[e], l.gate_stride, from_row(l.gate_bias, at.group.expert, at.row), gate,
-                scratch);
-        project(at, l.up[e], l.up_stride, from_row(l.up_bias, at.group.expert, at.row), up,
-                scratch);
+        project(at, at.group.gate, l.gate_stride, at.group.gate_bias, gate, scratch);
+        project(at, at.group.up, l.up_stride, at.group.up_bias, up, scratch);
         call_.kernels.activate(l.activation, l.alpha, l.limit, gate, up,
                                static_cast<std::size_t>(at.group.count) *
                                    static_cast<std::size_t>(at.rows));
@@ -157,7 +170,7 @@ class GateUp final : public Work {
                           rows, scratch + 2 * out_nbytes()});
         if (bias == nullptr) return;
         for (int c = 0; c < at.group.count; ++c)
-            call_.kernels.add(out + static_cast<std::size_t>(c) * rows, bias, rows);
+            call_.kernels.add(out + static_cast<std::size_t>(c) * rows, bias + at.row, rows);
     }
 
     const Call& call_;
@@ -179,7 +192,7 @@ class Down final : public Work {
     }
 
     void compute(std::size_t piece, std::byte* scratch) const override {
-        const ExpertLayer& l = call_.layer;
+        const Shape& l = call_.layer;
         const int row = static_cast<int>(piece) * rows_;
         const int rows = std::min(rows_, l.hidden - row);
         const auto n = static_cast<std::size_t>(rows);
@@ -188,15 +201,14 @@ class Down final : public Work {
         std::fill_n(sums, n * static_cast<std::size_t>(call_.tokens), 0.0f);
         for (std::size_t g = 0; g < call_.plan.group_count; ++g) {
             const Group& group = call_.plan.groups[g];
-            call_.kernel.run({l.down[static_cast<std::size_t>(group.expert)] +
-                                  static_cast<std::size_t>(row) * l.down_stride,
+            call_.kernel.run({group.down + static_cast<std::size_t>(row) * l.down_stride,
                               l.down_stride, rows, l.width, call_.h_choice + group.first,
                               group.count, out, n, scratch + sums_nbytes() + out_nbytes()});
-            const float* bias = from_row(l.down_bias, group.expert, row);
             for (int c = 0; c < group.count; ++c) {
                 const Choice& choice = call_.plan.choices[group.first + c];
                 float* one = out + static_cast<std::size_t>(c) * n;
-                if (bias != nullptr) call_.kernels.add(one, bias, n);
+                if (group.down_bias != nullptr)
+                    call_.kernels.add(one, group.down_bias + row, n);
                 call_.kernels.add_scaled(sums + static_cast<std::size_t>(choice.token) * n, one,
                                          choice.weight, n);
             }
@@ -234,7 +246,10 @@ void run_chunk(Pool& pool, const float* x, int tokens, const std::int32_t* ids,
         exact ? kernels.exact[layer.format] : kernels.fast[layer.format];
     Arena& arena = pool.begin_call();
     auto& call = *new (arena.take<Call>(1))
-        Call{kernels, kernel, layer, plan_groups(arena, ids, weights, tokens, top_k, layer.experts()),
+        Call{kernels, kernel,
+             Shape{layer.hidden, layer.width, layer.activation, layer.alpha, layer.limit,
+                   layer.gate_stride, layer.up_stride, layer.down_stride},
+             plan_groups(arena, ids, weights, tokens, top_k, layer),
              activation_rows(pool, arena, kernel, x, tokens, layer.hidden), nullptr, nullptr,
              nullptr, y, tokens};
     const Plan& plan = call.plan;
@@ -259,12 +274,14 @@ void run_chunk(Pool& pool, const float* x, int tokens, const std::int32_t* ids,
                                    layer.gate_stride + layer.up_stride,
                                    (wanted + active - 1) / active);
     auto* gate_up = new (arena.take<GateUp>(1)) GateUp(call, up_rows);
-    pool.perform(arena, *gate_up, gate_up->pieces(), gate_up->scratch_nbytes());
+    pool.perform(arena, *gate_up, gate_up->pieces(), gate_up->scratch_nbytes(),
+                 pool.rescues(tokens));
     const int down_rows =
         piece_rows(kernel, layer.hidden, layer.width, plan.most,
                    layer.down_stride * static_cast<std::size_t>(active), wanted);
     auto* down = new (arena.take<Down>(1)) Down(call, down_rows);
-    pool.perform(arena, *down, down->pieces(), down->scratch_nbytes());
+    pool.perform(arena, *down, down->pieces(), down->scratch_nbytes(),
+                 pool.rescues(tokens));
 }
 
 }  // namespace

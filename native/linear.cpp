@@ -139,7 +139,7 @@ void linear(Pool& pool, const float* x, int tokens, const Matrix& w, const float
     Arena& arena = pool.begin_call();
     auto* work =
         new (arena.take<LinearWork>(1)) LinearWork(pool, arena, x, tokens, w, bias, y, exact);
-    pool.perform(arena, *work, work->pieces(), work->scratch_nbytes());
+    pool.perform(arena, *work, work->pieces(), work->scratch_nbytes(), pool.rescues(tokens));
 }
 
 }  // namespace headrace

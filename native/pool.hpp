@@ -36,12 +36,16 @@ class Pool {
   public:
     // `threads` counts the submitter; 0 = one per physical core of the affinity mask. `isa` caps
     // the kernels; "" = the best. Throws std::invalid_argument for an unknown or absent `isa`.
-    explicit Pool(int threads = 0, bool pin = true, const std::string& isa = "");
+    // With `rescue`, weights must stay mapped until `quiesce` or `close`: a call does not wait for
+    // a worker that was descheduled, which may read them later (and drop what it computes).
+    explicit Pool(int threads = 0, bool pin = true, const std::string& isa = "",
+                  bool rescue = false);
     ~Pool();
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
 
     void close();  // idempotent; later calls run on the submitter alone
+    void quiesce();  // returns when no worker reads any memory of an earlier call
     int threads() const { return threads_; }
     const KernelTable& kernels() const { return *kernels_; }
     std::uint64_t busy_ns() const { return busy_ns_.load(std::memory_order_relaxed); }
@@ -59,10 +63,14 @@ class Pool {
         run(pieces, job);
     }
 
-    // Runs every piece of `work`, which lies in `arena`, with `scratch_nbytes` for each thread.
-    // With rescue on, a worker may still be inside `compute` after this has returned.
-    void perform(Arena& arena, const Work& work, std::size_t pieces, std::size_t scratch_nbytes);
+    // Whether a call of so many tokens is worth rescuing: its inputs are copied, its pieces short.
+    bool rescues(int tokens) const { return rescue_ && tokens <= 16; }
+    // Memory for one call that no worker of an earlier call looks at any more.
     Arena& begin_call();
+    // Runs every piece of `work`, which lies in `arena`, with `scratch_nbytes` for each thread.
+    // With `rescue`, workers may still be inside `compute` after this has returned.
+    void perform(Arena& arena, const Work& work, std::size_t pieces, std::size_t scratch_nbytes,
+                 bool rescue);
 
     // Memory of one worker for the length of a call, 64-byte aligned. Grow it before `parallel`.
     void reserve_scratch(std::size_t nbytes);
@@ -97,8 +105,12 @@ class Pool {
         std::byte* data = nullptr;
         std::size_t nbytes = 0;
     };
-    struct Shared;  // what workers and submitter both touch
+    struct Shared;   // what workers and submitter both touch
+    struct Twofold;  // a task whose pieces may be computed twice
 
+    bool alone() const;
+    // Posts the task and takes part; some pieces may still be in other hands afterwards.
+    void post_and_work(std::size_t pieces, const Job& job);
     void run(std::size_t pieces, const Job& job);
 
     int threads_ = 1;
@@ -109,6 +121,7 @@ class Pool {
     std::vector<std::unique_ptr<Arena>> arenas_;
     std::atomic<std::uint64_t> busy_ns_{0};
     int fork_generation_ = 0;
+    bool rescue_ = false;
 };
 
 }  // namespace headrace
