@@ -255,24 +255,25 @@ def _prompts(body: Fields) -> tuple[str | tuple[int, ...], ...]:
     expected = "a string, an array of strings, token ids, or an array of arrays of token ids"
     if value is None:
         raise body.fault("prompt", "missing", expected=expected)
-
-    def ids(entry: object) -> bool:
-        return isinstance(entry, list) and all(
-            isinstance(t, int) and not isinstance(t, bool) and t >= 0 for t in entry
-        )
-
-    entries = [value] if isinstance(value, str) or (value and ids(value)) else value
+    entries = [value] if isinstance(value, str) or (value and token_ids(value)) else value
     if not isinstance(entries, list) or not 1 <= len(entries) <= MAX_CHOICES:
         raise body.fault("prompt", f"found {shown(value)}", expected=expected)
     prompts: list[str | tuple[int, ...]] = []
     for entry in entries:
         if isinstance(entry, str):
             prompts.append(entry)
-        elif entry and ids(entry):
+        elif entry and token_ids(entry):
             prompts.append(tuple(entry))
         else:
             raise body.fault("prompt", f"found {shown(entry)} in it", expected=expected)
     return tuple(prompts)
+
+
+def token_ids(value: object) -> bool:
+    """Whether this is an array of whole numbers from 0 on."""
+    return isinstance(value, list) and all(
+        isinstance(t, int) and not isinstance(t, bool) and t >= 0 for t in value
+    )
 
 
 def _refuse_unsupported(body: Fields) -> None:

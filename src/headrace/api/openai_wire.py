@@ -188,7 +188,7 @@ def chat_logprobs(logprobs: tuple[Logprob, ...] | list[Logprob], tokenizer: Toke
         raw = tokenizer.token_bytes(token)
         return {
             "token": raw.decode("utf-8", "replace"),
-            "bytes": list(raw),
+            "bytes": None if token in tokenizer.special_ids else list(raw),
             "logprob": finite(logprob),
         }
 

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 from headrace.chat.detokenizer import Detokenizer
 from headrace.chat.stops import StopScanner
 from headrace.chat.tokenizer import Tokenizer
-from headrace.chat.types import ChatEvent, ReasoningDelta, TextDelta, ToolCallStart
+from headrace.chat.types import ChatEvent, TextDelta, ToolCallStart
 from headrace.engine.request import Finish, Logprob, TokenEvent
 from headrace.errors import DeviceError
 
@@ -24,6 +24,11 @@ class Reader(Protocol):
     @property
     def stopped(self) -> bool:
         """A stop string is complete: nothing more will come."""
+        ...
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of reasoning so far."""
         ...
 
 
@@ -61,6 +66,8 @@ class Usage:
 class RawReader:
     """Text without reasoning or calls: what a completion without a template gives."""
 
+    reasoning_tokens = 0
+
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
         self._text = Detokenizer(tokenizer, after_text=True)
         self._scan = StopScanner(stops)
@@ -86,15 +93,17 @@ class Choice:
     def __init__(self, index: int, stream: Tokens, reader: Reader, *, echo: str = "") -> None:
         self.index = index
         self.tokens = 0
-        self.reasoning_tokens = 0
         self._stream = stream
         self._reader = reader
         self._echo = echo
-        self._silent = 0  # tokens whose text is still held back
         self._logprobs: list[Logprob] = []
         self._called = False
         self._ended = False
         self._cancelled = False
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return self._reader.reasoning_tokens
 
     async def events(self) -> AsyncGenerator[TurnEvent, None]:
         """Everything until Ended. Raises the error that ended the sequence instead."""
@@ -126,13 +135,13 @@ class Choice:
         if event.token is not None and text:
             if event.logprob is not None:
                 self._logprobs.append(event.logprob)
-            out += self._delta(self._reader.feed(event.token), 1)
+            out += self._delta(self._reader.feed(event.token))
         if event.finish is None and not self._reader.stopped:
             return out
         if event.finish is None:
             self.cancel()
         self._ended = True
-        out += self._delta(self._reader.finish(), 0, flush=True)
+        out += self._delta(self._reader.finish(), flush=True)
         out.append(Ended(self.index, self._reason(event.finish)))
         return out
 
@@ -142,14 +151,11 @@ class Choice:
             self._cancelled = True
             self._stream.cancel()
 
-    def _delta(self, events: list[ChatEvent], tokens: int, *, flush: bool = False) -> list[Delta]:
-        self._silent += tokens
+    def _delta(self, events: list[ChatEvent], *, flush: bool = False) -> list[Delta]:
+        """Log probabilities wait for the text of their tokens."""
         if not events and not (flush and self._logprobs):
             return []
-        if events and isinstance(events[0], ReasoningDelta):
-            self.reasoning_tokens += self._silent
         self._called = self._called or any(isinstance(e, ToolCallStart) for e in events)
-        self._silent = 0
         logprobs, self._logprobs = tuple(self._logprobs), []
         return [Delta(self.index, events, logprobs)]
 

@@ -17,7 +17,7 @@ from headrace.api.errors import error_body
 from headrace.api.fields import Fields, parse_json, shown
 from headrace.api.guard import read_body
 from headrace.api.metrics import ServerMetrics, jsonable
-from headrace.api.openai import parse_ask, parse_chat, parse_completion
+from headrace.api.openai import parse_ask, parse_chat, parse_completion, token_ids
 from headrace.api.openai_wire import (
     Answer,
     ChatChunks,
@@ -114,7 +114,7 @@ class Api:
         body = await self._body(request)
         self.served.name_for(body.text("model"))
         tokens = body.items("tokens")
-        if tokens is None or not all(isinstance(t, int) and t >= 0 for t in tokens):
+        if tokens is None or not token_ids(tokens):
             raise body.fault("tokens", f"found {shown(tokens)}", expected="an array of token ids")
         body.done()
         text = self.session.renderer.tokenizer.decode(tokens, skip_special=False)

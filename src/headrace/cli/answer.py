@@ -43,6 +43,16 @@ def sampling_fields(**flags: Any) -> dict[str, Any]:
     return {name: value for name, value in flags.items() if value not in (None, [])}
 
 
+def check_sampling(sampling: dict[str, Any]) -> None:
+    """Raises RequestError, before a model is loaded for nothing."""
+    from headrace.api.fields import Fields  # noqa: PLC0415 start-up time
+    from headrace.api.openai import parse_chat  # noqa: PLC0415 start-up time
+    from headrace.engine.request import Sampling  # noqa: PLC0415 start-up time
+
+    body = chat_body([{"role": "user", "content": "-"}], None, sampling)
+    parse_chat(Fields(body), Sampling())
+
+
 def chat_body(
     messages: list[dict[str, Any]], thinking: bool | None, sampling: dict[str, Any]
 ) -> dict[str, Any]:

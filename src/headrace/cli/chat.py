@@ -55,7 +55,7 @@ def chat(
     settings: options.Settings = None,
 ) -> None:
     """Talk with a model in the terminal."""
-    from headrace.cli.answer import sampling_fields  # noqa: PLC0415 start-up time
+    from headrace.cli.answer import check_sampling, sampling_fields  # noqa: PLC0415 start-up time
     from headrace.cli.environment import start_logging  # noqa: PLC0415 start-up time
 
     start_logging("warning")
@@ -71,6 +71,7 @@ def chat(
         seed=seed,
         stop=stop,
     )
+    check_sampling(sampling)
     open_end = (
         _remote(server, api_key, thinking, sampling)
         if server is not None

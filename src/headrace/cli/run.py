@@ -45,7 +45,7 @@ def run(
     settings: options.Settings = None,
 ) -> None:
     """Answer one prompt on standard output."""
-    from headrace.cli.answer import sampling_fields  # noqa: PLC0415 start-up time
+    from headrace.cli.answer import check_sampling, sampling_fields  # noqa: PLC0415 start-up time
     from headrace.cli.environment import start_logging  # noqa: PLC0415 start-up time
     from headrace.cli.meter import Meter  # noqa: PLC0415 start-up time
     from headrace.cli.model import loaded  # noqa: PLC0415 start-up time
@@ -65,6 +65,7 @@ def run(
         seed=seed,
         stop=stop,
     )
+    check_sampling(sampling)
     with Meter("loading") as meter, loaded(model, engine, meter.show) as made:
         meter.clear()
         text = piped.joined()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -34,7 +33,7 @@ def byte_tokenizer() -> Tokenizer:
     backend.add_special_tokens(SPECIAL[:2])
     backend.add_tokens(SPECIAL[2:])
     files = TokenizerFiles(config={"eos_token": "<|im_end|>"})
-    return Tokenizer.from_json(json.loads(backend.to_str()), files)
+    return Tokenizer.from_json(backend.to_str(), files)
 
 
 class PlainRenderer:
@@ -96,7 +95,9 @@ class ScriptedStream:
             if self._cancelled:
                 yield TokenEvent(self.id, None, Finish.CANCELLED)
                 return
-            top = ((token, -0.5), (0, -1.5), (1, -2.5))[: sampling.logprobs or 0]
+            top = ((token, -0.5), (0, -1.5), (1, -2.5), *((i, -9.0) for i in range(20)))[
+                : sampling.logprobs or 0
+            ]
             logprob = None if sampling.logprobs is None else Logprob(token, -0.5, top)
             self._engine.made += 1
             if n == limit:

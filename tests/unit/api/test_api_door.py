@@ -1,0 +1,144 @@
+"""Who may ask, how much, and how a refusal looks: one shape, and the server lives on."""
+
+from __future__ import annotations
+
+import socket
+
+import httpx
+import pytest
+from serving import Script
+
+from headrace.api.guard import Door, is_loopback
+
+HI = {"messages": [{"role": "user", "content": "hi"}]}
+CHAT = "/v1/chat/completions"
+
+
+def error_of(reply: httpx.Response) -> dict:
+    body = reply.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    return body["error"]
+
+
+def test_unknown_routes_and_methods_look_like_other_errors(start):
+    url = start().url
+    assert httpx.get(url + "/v2/nothing").status_code == 404
+    assert error_of(httpx.get(url + "/v2/nothing"))["code"] == "not_found"
+    wrong = httpx.get(url + CHAT)
+    assert wrong.status_code == 405
+    assert error_of(wrong)["code"] == "method_not_allowed"
+    assert "POST" in wrong.headers["allow"]
+    assert httpx.head(url + "/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"null", b'{"messages": "\xff"}', b"\x00\xff\xfe", b'{"a":NaN}'],
+)
+def test_a_broken_body_is_400_and_the_server_lives_on(start, body):
+    server = start()
+    reply = httpx.post(server.url + CHAT, content=body)
+    assert reply.status_code == 400
+    assert error_of(reply)["type"] == "invalid_request_error"
+    assert httpx.post(server.url + CHAT, json=HI).status_code == 200
+
+
+def test_a_huge_body_is_413_whether_its_length_is_told_or_not(start):
+    server = start(door=Door(body_bytes=1000))
+    reply = httpx.post(server.url + CHAT, content=b"x" * 3000)
+    assert reply.status_code == 413
+    assert error_of(reply)["code"] == "request_too_large"
+    chunked = httpx.post(server.url + CHAT, content=iter([b"x" * 600, b"y" * 600]))
+    assert chunked.status_code == 413
+    assert httpx.post(server.url + CHAT, json=HI).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("127.0.0.1:1234", 200),
+        ("[::1]:80", 200),
+        ("app.localhost", 200),
+        ("friend.lan", 200),
+        ("evil.example", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("", 403),
+        ("[", 403),
+    ],
+)
+def test_a_loopback_server_answers_to_loopback_names_only(start, host, status):
+    server = start(door=Door(hosts=("friend.lan",)))
+    # By hand: clients refuse to send some of these.
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
+        sock.sendall(f"GET /health HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        got = sock.recv(65536)
+    assert got.startswith(f"HTTP/1.1 {status}".encode())
+
+
+def test_a_page_of_another_origin_is_refused_and_gets_no_cors(start):
+    url = start().url
+    reply = httpx.post(url + CHAT, json=HI, headers={"origin": "https://evil.example"})
+    assert reply.status_code == 403
+    assert error_of(reply)["code"] == "forbidden"
+    assert "access-control-allow-origin" not in reply.headers
+    asked = httpx.options(url + CHAT, headers={"origin": url})
+    assert asked.status_code == 204
+    assert "access-control-allow-origin" not in asked.headers
+    assert httpx.post(url + CHAT, json=HI, headers={"origin": url}).status_code == 200
+    assert httpx.post(url + CHAT, json=HI, headers={"origin": "null"}).status_code == 403
+
+
+def test_an_allowed_origin_gets_its_headers(start):
+    page = "http://page.example"
+    url = start(door=Door(origins=(page,), api_key="k")).url
+    asked = httpx.options(url + CHAT, headers={"origin": page})
+    assert asked.headers["access-control-allow-origin"] == page
+    good = {"origin": page, "authorization": "Bearer k"}
+    assert httpx.post(url + CHAT, json=HI, headers=good).headers["vary"] == "origin"
+    refused = httpx.post(url + CHAT, json=HI, headers={"origin": "http://other.example"})
+    assert refused.status_code == 403
+
+
+@pytest.mark.parametrize("key", ["", "Bearer", "Bearer wrong", "bearer ké", "Basic k", "k"])
+def test_wrong_keys(start, key):
+    url = start(door=Door(api_key="k")).url
+    headers = {"authorization": key.encode()} if key else {}
+    reply = httpx.post(url + CHAT, json=HI, headers=headers)
+    assert reply.status_code == 401
+    assert error_of(reply)["code"] == "invalid_api_key"
+    assert reply.headers["www-authenticate"] == "Bearer"
+
+
+def test_a_fault_of_ours_is_500_in_the_same_shape(start):
+    server = start(script=Script(refuse=ZeroDivisionError("oh")))  # type: ignore[arg-type]
+    reply = httpx.post(server.url + CHAT, json=HI)
+    assert reply.status_code == 500
+    assert "internal error" in error_of(reply)["message"]
+    assert httpx.get(server.url + "/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("localhost", True),
+     ("0.0.0.0", False), ("::", False), ("192.168.1.2", False), ("example.com", False)],
+)  # fmt: skip
+def test_what_is_loopback(host, expected):
+    assert is_loopback(host) is expected
+
+
+def test_tokenize_and_detokenize_refuse_by_name(start):
+    url = start().url
+    assert httpx.post(url + "/tokenize", json={"prompt": "hé"}).json()["count"] == 3
+    for path, body, field in (
+        ("/tokenize", {"prompt": 3}, "prompt"),
+        ("/tokenize", {}, "messages"),
+        ("/tokenize", {"prompt": "a", "speed": 1}, "speed"),
+        ("/detokenize", {"tokens": "a"}, "tokens"),
+        ("/detokenize", {"tokens": [True]}, "tokens"),
+        ("/detokenize", {}, "tokens"),
+    ):
+        reply = httpx.post(url + path, json=body)
+        assert reply.status_code == 400
+        assert error_of(reply)["param"] == field
