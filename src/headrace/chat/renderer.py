@@ -78,7 +78,7 @@ class Renderer:
                 fix="use completions, or serve it with a template",
             )
         _check_request(request)
-        guard = _Guard(self.tokenizer)
+        guard = _Guard(self.tokenizer, self.style)
         messages = [guard.message(message) for message in request.messages]
         cut = ""
         if request.continue_last:
@@ -175,9 +175,12 @@ class _Guard:
     After rendering, the words tell where that text stands, and it is encoded as plain text.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, style: Style) -> None:
+        spans = (style.call, style.think) if style.think else (style.call,)
+        marks = {d.text for span in spans for d in (span.open, span.close)}
+        control = (t for t, i in tokenizer.added.items() if i in tokenizer.special_ids and t)
         texts = sorted(
-            (text for text, i in tokenizer.added.items() if i in tokenizer.special_ids and text),
+            (text for text in control if text not in marks),
             key=len,
             reverse=True,
         )

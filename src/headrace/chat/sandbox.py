@@ -22,7 +22,7 @@ from headrace.errors import CheckpointError, RequestError
 
 MAX_TEMPLATE_CHARS = 1 << 20
 MAX_OUTPUT_CHARS = 1 << 26
-MAX_STEPS = 500_000  # loop passes and macro calls of one rendering
+MAX_STEPS = 2_000_000  # loop passes and macro calls of one rendering
 MAX_SEQUENCE = 1 << 20  # items or characters that `range` and `*` may make
 
 Tick = Callable[[], None]
