@@ -19,6 +19,7 @@ from headrace.weights.checkpoint import StoredTensor
 from headrace.weights.plan import WeightPlan
 
 PAGE = 4096
+SMALL_BYTES = 1 << 20  # below it, an arena of its own saves less than it costs
 Progress = Callable[[int, int], None]  # done bytes, total bytes
 
 
@@ -65,8 +66,8 @@ def _page_up(n: int) -> int:
 class Reading:
     """A background read of all that `plan` wants; starts at once.
 
-    Tensors that will be copied get arenas of their own, so that each is returned when its copy is
-    made.
+    Large tensors that will be copied get arenas of their own, so that each is returned when its
+    copy is made.
     """
 
     def __init__(self, plan: WeightPlan) -> None:
@@ -141,7 +142,7 @@ def _blocks(plan: WeightPlan) -> list[_Block]:
     for tensor in plan.stored:
         if tensor.nbytes == 0:
             continue
-        if tensor.name in plan.copied:
+        if tensor.name in plan.copied and tensor.nbytes >= SMALL_BYTES:
             own = _Block(tensor.file)
             own.add(tensor)
             blocks.append(own)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headrace.formats.float import DTYPES
 from headrace.weights.arena import Arena
-from headrace.weights.loader import Reading
+from headrace.weights.loader import SMALL_BYTES, Reading
 from headrace.weights.plan import Piece, WeightPlan
 
 Tensors = Mapping[str, tuple[Tensor, ...]]  # canonical name -> whole, or one per expert
@@ -52,7 +52,9 @@ def _base(
 
 
 def _copy(view: Tensor) -> Tensor:
-    """Dense, on huge pages like the rest."""
+    """Dense; on huge pages like the rest where it fills some."""
+    if view.numel() * view.element_size() < SMALL_BYTES:
+        return view.clone(memory_format=torch.contiguous_format)
     nbytes = view.numel() * view.element_size()
     dense = torch.frombuffer(Arena(nbytes).buffer(0, nbytes), dtype=view.dtype).view(view.shape)
     return dense.copy_(view)
