@@ -3,6 +3,6 @@
 What comes out is an ordinary checkpoint folder; no other package knows how it was made.
 """
 
-from headrace.demo.build import build, ensure
+from headrace.demo.builder import build, ensure
 
 __all__ = ["build", "ensure"]
