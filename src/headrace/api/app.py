@@ -23,6 +23,8 @@ from headrace.errors import HeadraceError
 
 log = logging.getLogger("headrace.api")
 
+QUIET = ("/health", "/metrics", "/engine/status")  # polled all the time
+
 
 def create_app(
     session: Session,
@@ -93,7 +95,8 @@ class Counted:
                 route = scope.get("route")
                 path = route.path if route is not None else "other"
                 self._metrics.replied(path, message["status"])
-                log.info("%s %s %s", scope["method"], scope["path"], message["status"])
+                level = logging.DEBUG if path in QUIET else logging.INFO
+                log.log(level, "%s %a %s", scope["method"], scope["path"], message["status"])
             await send(message)
 
         return counting

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
@@ -100,13 +101,16 @@ class Api:
         text = body.text("prompt")
         text = body.text("content") if text is None else text
         special = body.flag("add_special_tokens")
-        if text is None:
-            tokens = list(self.session.chat_tokens(parse_ask(body)).tokens)
-        else:
-            tokens = self.session.renderer.tokenizer.encode(
-                text, special=True, bos=special is not False
-            )
+        ask = parse_ask(body) if text is None else None
         body.done()
+
+        def encode() -> list[int]:
+            renderer = self.session.renderer
+            if ask is not None:
+                return list(renderer.prompt(ask).tokens)
+            return renderer.tokenizer.encode(text or "", special=True, bos=special is not False)
+
+        tokens = await asyncio.to_thread(encode)
         reply = {"tokens": tokens, "count": len(tokens), "max_model_len": self.served.context}
         return JSONResponse(reply)
 
@@ -132,7 +136,10 @@ class Api:
         return JSONResponse({"server": server, "engine": jsonable(self.session.client.status())})
 
     async def _body(self, request: Request) -> Fields:
-        return Fields(parse_json(await read_body(request, self._body_bytes)))
+        data = await read_body(request, self._body_bytes)
+        # Large bodies would hold up every stream of the loop.
+        small = len(data) < 1 << 18
+        return Fields(parse_json(data) if small else await asyncio.to_thread(parse_json, data))
 
     async def _generate(self, request: Request, dialect: Dialect) -> ASGIApp:
         start = time.monotonic()
@@ -144,7 +151,8 @@ class Api:
             turn = await until_gone(self.session.open(call), request.receive)
         except Gone:
             return Response(status_code=CLIENT_LEFT)
-        run = _Run(dialect, call, envelope, turn, start, self.metrics)
+        chunks = dialect.chunks(envelope, len(turn.choices))
+        run = _Run(dialect, call, envelope, turn, chunks, start, self.metrics)
         if call.stream is not None:
             return EventStream(
                 run.frames(),
@@ -173,6 +181,7 @@ class _Run:
     call: Call
     envelope: Envelope
     turn: Turn
+    chunks: Chunks
     start: float
     metrics: ServerMetrics
 
@@ -184,25 +193,21 @@ class _Run:
         return self.dialect.whole(self.envelope, answers, self.turn.usage, logprobs=logprobs)
 
     def ping(self) -> bytes:
-        return COMMENT + frame(self._chunks().ping())
+        return COMMENT + frame(self.chunks.ping())
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
-        chunks = self._chunks()
         try:
-            for chunk in chunks.first():
+            for chunk in self.chunks.first():
                 yield frame(chunk)
             async for event in self._events():
-                for chunk in chunks.next(event, self.turn.usage):
+                for chunk in self.chunks.next(event, self.turn.usage):
                     yield frame(chunk)
-            for chunk in chunks.last(self.turn.usage):
+            for chunk in self.chunks.last(self.turn.usage):
                 yield frame(chunk)
         except HeadraceError as error:
             yield frame(error_body(error))
         # Clients repeat a whole request when the end mark is missing, so it comes after errors too.
         yield DONE
-
-    def _chunks(self) -> Chunks:
-        return self.dialect.chunks(self.envelope, len(self.turn.choices))
 
     async def _events(self) -> AsyncGenerator[Any, None]:
         """The turn's events, measured; closing this closes the turn."""

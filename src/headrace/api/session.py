@@ -116,10 +116,6 @@ class Session:
             turn.abort(Unavailable("the server is stopping", fix="send the request again"))
         return len(cut)
 
-    def chat_tokens(self, request: ChatRequest) -> Prompt:
-        """The rendered prompt, for `/tokenize`."""
-        return self.renderer.prompt(request)
-
     def _drafts(self, call: Call) -> list[_Draft]:
         if isinstance(call.ask, RawPrompts):
             return [self._raw(call.ask, prompt, call.n) for prompt in call.ask.prompts]

@@ -32,14 +32,16 @@ class Meter:
             sys.stderr.flush()
 
     def show(self, done: int, total: int, what: str = "") -> None:
-        """`done` of `total` bytes; `what` names a stage of the work."""
+        """`done` of `total` bytes or runs; `what` names a stage of the work."""
         now = time.monotonic()
         if not self._on or now < self._next:
             return
         self._next, self._drawn = now + EVERY_S, True
         share = min(1.0, done / total) if total else 0.0
         bar = "#" * round(24 * share)
-        sys.stderr.write(f"\r\x1b[K{what or self._what} [{bar:<24}] {share:4.0%} of {size(total)}")
+        # Below a megabyte it is runs that are counted, not bytes.
+        whole = size(total) if total >= 1_000_000 else f"{total}"
+        sys.stderr.write(f"\r\x1b[K{what or self._what} [{bar:<24}] {share:4.0%} of {whole}")
         sys.stderr.flush()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import re
 import socket
 import time
 
@@ -187,7 +188,8 @@ def test_a_client_that_stops_reading_is_cut_off_with_bounded_work(start):
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
             + str(len(body)).encode() + b"\r\n\r\n" + body
         )  # fmt: skip
-        time.sleep(0.1)
+        while not server.engine.requests:
+            time.sleep(0.01)
         server.wait_idle(30)
     assert server.engine.cancelled == [1]
     # What the kernel's and the transport's buffers take is a few MB of frames of 500 bytes.
@@ -201,6 +203,7 @@ def test_silence_is_filled_with_signs_of_life(start):
     )
     events = reply.text.split("\n\n")
     assert sum(event.startswith(": keep-alive") for event in events) >= 3
+    assert len(set(re.findall(r'"id":"(.*?)"', reply.text))) == 1
     assert reply.text.endswith("data: [DONE]\n\n")
     stream = client_of(server).chat.completions.create(model="tiny", messages=HI, stream=True)
     assert "".join(c.choices[0].delta.content or "" for c in stream) == "ok"
