@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from headrace.chat.schema_text import checked_schema
 from headrace.chat.style import Delimiter, Style
 from headrace.chat.tokenizer import Tokenizer
-from headrace.chat.tool_grammar import CallRules, call_rules
+from headrace.chat.tool_grammar import JSON_BLANK, CallRules, call_rules, final
 from headrace.chat.types import ChatRequest, OutputFormat
 from headrace.errors import RequestError
 
@@ -28,8 +28,6 @@ MAX_PATTERN_CHARS = 1 << 16
 # Work on the expressions before the first token: (a{999}){999} takes 13 s with llguidance's
 # 1,000,000 and under 1 s with this.
 MAX_LEXER_FUEL = 200_000
-# Blank space in JSON is bounded: a weak model would else write nothing but blanks for ever.
-_JSON_BLANK = r" {1,4}|\n[ \t]{0,60}"
 _MARK = re.compile(r"[<\[]\S+[>\]]")
 
 
@@ -84,7 +82,8 @@ def compile_constraint(
         lines += calls.lines
         alternatives.append(calls.start(format_given=request.format.kind != "text"))
     if request.format.kind != "text" and request.tool_choice.mode in ("auto", "none"):
-        alternatives.append(_format_rule(request.format, lines, grammars))
+        answer = _format_rule(request.format, lines, grammars)
+        alternatives.append(final(style.channels, answer) if style.channels else answer)
     lines.append(f"start: {head} ({' | '.join(alternatives)})")
     return _constraint(tokenizer, lines, grammars, _field_of(request, calls))
 
@@ -101,6 +100,14 @@ def compile_text_constraint(tokenizer: Tokenizer, output: OutputFormat) -> Gramm
 
 def _reasoning_rules(style: Style, reasoning: Reasoning, lines: list[str]) -> str:
     """What stands in front of the answer; layout line breaks may follow a thinking."""
+    if style.channels is not None:
+        at = style.channels
+        lines.append("THOUGHT: /(.|\\n)*/")
+        lines.append(
+            f'thought: <[{at.channel}]> "analysis" <[{at.message}]> THOUGHT <[{at.end}]> '
+            f'<[{at.start}]> "assistant"'
+        )
+        return "thought?"
     if style.think is None or reasoning == "closed":
         return ""
     if style.think.close.token is None:
@@ -115,7 +122,7 @@ def _reasoning_rules(style: Style, reasoning: Reasoning, lines: list[str]) -> st
 
 
 def _format_rule(output: OutputFormat, lines: list[str], grammars: list[dict[str, str]]) -> str:
-    guidance = {"whitespace_pattern": _JSON_BLANK}
+    guidance = {"whitespace_pattern": JSON_BLANK}
     match output.kind:
         case "json_object":
             schema: dict[str, Any] = {"type": "object", "x-guidance": guidance}

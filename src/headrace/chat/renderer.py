@@ -23,6 +23,7 @@ from headrace.chat.grammar import (
     compile_constraint,
     compile_text_constraint,
 )
+from headrace.chat.harmony import HarmonyReader
 from headrace.chat.reader import TurnReader
 from headrace.chat.schema_text import check_depth
 from headrace.chat.style import Style, detect_style
@@ -105,8 +106,15 @@ class Renderer:
             tokens += self.tokenizer.encode(part, special=special)
         return Prompt(tuple(tokens), guard.restored(text), in_reasoning)
 
-    def reader(self, request: ChatRequest, prompt: Prompt) -> TurnReader:
+    def reader(self, request: ChatRequest, prompt: Prompt) -> TurnReader | HarmonyReader:
         """What reads the answer to `prompt`, token by token."""
+        if self.style.channels is not None:
+            return HarmonyReader(
+                self.tokenizer,
+                calls=bool(self._offered(request)),
+                in_body=request.continue_last,
+                stop=request.stop,
+            )
         return TurnReader(
             self.tokenizer,
             self.style,
@@ -121,6 +129,14 @@ class Renderer:
         return compile_constraint(
             self.tokenizer, request, self.style, reasoning=self._reasoning(prompt)
         )
+
+    def prepare_grammars(self) -> None:
+        """Build what all grammars share (a second or more), so that no request has to wait for it.
+
+        Does nothing for a checkpoint without end tokens, where grammars are refused.
+        """
+        if self.end_ids:
+            compile_text_constraint(self.tokenizer, OutputFormat("regex", pattern="a"))
 
     def completion_prompt(self, text: str) -> Prompt:
         """A plain completion: control tokens in the text are read as such, and BOS is added where

@@ -10,7 +10,7 @@ from typing import Literal
 
 from headrace.chat.tokenizer import Tokenizer
 
-CallSyntax = Literal["hermes", "qwen_xml"]
+CallSyntax = Literal["hermes", "qwen_xml", "harmony"]
 
 # (open, close); the first pair whose closing mark stands in the template is taken.
 _THINK_MARKS = (
@@ -28,6 +28,7 @@ _SYNTAXES: tuple[tuple[CallSyntax, tuple[str, ...]], ...] = (
 _OTHER_SYNTAX_SIGNS = ("<arg_key>", "<invoke", "[TOOL_CALLS]", "<|tool_calls_section_begin|>")
 # Variables by which templates switch thinking on and off.
 _THINKING_SWITCHES = ("enable_thinking", "thinking")
+_CHANNEL_END_MARKS = ("<|return|>", "<|call|>")
 _END_MARKS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
 
 
@@ -46,6 +47,17 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class Channels:
+    """Token ids of the marks of a family that answers in channels (gpt-oss)."""
+
+    start: int
+    channel: int
+    message: int
+    constrain: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class Style:
     """One checkpoint's way of answering.
 
@@ -58,6 +70,7 @@ class Style:
     syntax: CallSyntax | None
     native_tools: bool
     thinking_switch: str | None
+    channels: Channels | None  # then thinking and calls are told by channel, not by delimiters
     end_ids: frozenset[int]
 
     @property
@@ -75,11 +88,15 @@ def detect_style(
     source = template or ""
     think = next((pair for pair in _THINK_MARKS if pair[1] in source), None)
     syntax: CallSyntax | None = "hermes"
-    if native_tools:
+    channels = _channels(source, tokenizer)
+    if channels is not None:
+        think, syntax = None, "harmony"
+    elif native_tools:
         other = any(sign in source for sign in _OTHER_SYNTAX_SIGNS)
         rows = (name for name, words in _SYNTAXES if all(word in source for word in words))
         syntax = None if other else next(rows, None)
-    ends = (tokenizer.id_of(mark) for mark in _END_MARKS if mark in source)
+    marks = (*_END_MARKS, *_CHANNEL_END_MARKS) if channels is not None else _END_MARKS
+    ends = (tokenizer.id_of(mark) for mark in marks if mark in source)
     switch = next((name for name in _THINKING_SWITCHES if name in variables), None)
     return Style(
         think=_span(think, tokenizer) if think else None,
@@ -87,6 +104,7 @@ def detect_style(
         syntax=syntax,
         native_tools=native_tools,
         thinking_switch=switch if think else None,
+        channels=channels,
         end_ids=frozenset(i for i in ends if i is not None and i in tokenizer.special_ids),
     )
 
@@ -97,3 +115,11 @@ def _span(pair: tuple[str, str], tokenizer: Tokenizer) -> Span:
     if None in ids:
         ids = [None, None]
     return Span(Delimiter(pair[0], ids[0]), Delimiter(pair[1], ids[1]))
+
+
+def _channels(source: str, tokenizer: Tokenizer) -> Channels | None:
+    names = ("start", "channel", "message", "constrain", "end")
+    ids = [tokenizer.id_of(f"<|{name}|>") for name in names]
+    if "<|channel|>" not in source or None in ids:
+        return None
+    return Channels(*(i for i in ids if i is not None))

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.chat.schema_text import checked_schema
-from headrace.chat.style import Delimiter, Style
+from headrace.chat.style import Channels, Delimiter, Style
 from headrace.chat.tools.schema import resolved, schema_types
 from headrace.chat.types import ChatRequest, Tool
 from headrace.errors import RequestError
 
+# Blank space in JSON is bounded: a weak model would else write nothing but blanks for ever.
+JSON_BLANK = r" {1,4}|\n[ \t]{0,60}"
 MAX_CALLS = 32  # of one turn under a grammar: a weak model would else never stop calling
 _END = "\n</parameter>\n"
 
@@ -28,6 +30,7 @@ class CallRules:
     forced: bool
     several: bool
     marks_are_tokens: bool
+    channels: Channels | None = None
     lines: list[str] = field(default_factory=list)
 
     def start(self, *, format_given: bool) -> str:
@@ -35,6 +38,8 @@ class CallRules:
         more = f' ("\\n" call){{0,{MAX_CALLS - 1}}}' if self.several else ""
         if self.forced or format_given:
             return f"call{more}"
+        if self.channels is not None:
+            return f"call | {final(self.channels, 'FREE')}"
         if self.marks_are_tokens:
             return f"FREE (call{more})?"
         return f"FREE | first_call{more}"
@@ -74,13 +79,35 @@ def call_rules(request: ChatRequest, style: Style) -> CallRules | None:
             field="tool_choice",
             expected="one of " + ", ".join(tool.name for tool in request.tools),
         )
-    rules = CallRules(
-        forced=forced,
-        several=request.parallel_tool_calls and choice.mode != "named",
-        marks_are_tokens=style.call.open.token is not None,
-    )
+    several = request.parallel_tool_calls and choice.mode != "named"
+    if style.channels is not None:
+        # One call ends the turn in this family.
+        rules = CallRules(forced, several=False, marks_are_tokens=True, channels=style.channels)
+        _add_channel_calls(rules.lines, named, style.channels)
+        return rules
+    rules = CallRules(forced, several, marks_are_tokens=style.call.open.token is not None)
     _add_calls(rules, named, style)
     return rules
+
+
+def final(channels: Channels, rule: str) -> str:
+    """`rule` as the text of the answer."""
+    return f'<[{channels.channel}]> "final" <[{channels.message}]> {rule}'
+
+
+def _add_channel_calls(lines: list[str], named: list[tuple[int, Tool]], channels: Channels) -> None:
+    for i, tool in named:
+        guidance = {"whitespace_pattern": JSON_BLANK, "lenient": not tool.strict}
+        where = f"tools[{i}].function.parameters"
+        lines.append(
+            f"args_{i}: %json {checked_schema(_object_schema(tool.parameters), where, guidance)}"
+        )
+        lines.append(
+            f"body_{i}: {_text(f'commentary to=functions.{tool.name} ')} "
+            f'<[{channels.constrain}]> "json" <[{channels.message}]> args_{i}'
+        )
+    lines.append(f"call: <[{channels.channel}]> ({' | '.join(f'body_{i}' for i, _ in named)})")
+    lines.append("FREE: /(.|\\n)*/")
 
 
 def _add_calls(rules: CallRules, named: list[tuple[int, Tool]], style: Style) -> None:

@@ -28,10 +28,10 @@ def allowed(constraint, tokenizer):
     return set(np.flatnonzero(bits[: tokenizer.vocab_size]).tolist())
 
 
-def accepts(constraint, tokenizer, text):
+def accepts(constraint, tokenizer, text, *, special=False):
     """Whether `text` and then an end is allowed token by token; the part that was if not."""
     done = []
-    for token in tokenizer.encode(text, special=False):
+    for token in tokenizer.encode(text, special=special):
         if token not in allowed(constraint, tokenizer):
             return tokenizer.decode(done, skip_special=False)
         constraint.accept(token)
