@@ -57,11 +57,28 @@ class Fields:
         value = self._table.get(key)
         return default if value is None else value
 
-    def count(self, key: str, default: int | None = None, *, low: int = 1) -> int:
-        """A whole number from `low` on."""
+    def count(
+        self, key: str, default: int | None = None, *, low: int = 1, high: int = 1 << 40
+    ) -> int:
+        """A whole number from `low` to `high`."""
         value = self.get(key, default)
-        if type(value) is not int or not low <= value < 1 << 40:
-            raise self.error(key, f"a whole number of at least {low}")
+        if type(value) is not int or not low <= value <= high:
+            limit = f" and at most {high}" if high < 1 << 40 else ""
+            raise self.error(key, f"a whole number of at least {low}{limit}")
+        return value
+
+    def divisor(self, key: str, of: int, default: int | None = None) -> int:
+        """A whole number that divides `of`."""
+        value = self.count(key, default, high=of)
+        if of % value:
+            raise self.error(key, f"a divisor of {of}")
+        return value
+
+    def counts(self, key: str) -> list[int]:
+        """A list of whole numbers, empty where it is absent."""
+        value = self.get(key, [])
+        if not isinstance(value, list) or any(type(n) is not int or n < 0 for n in value):
+            raise self.error(key, "a list of whole numbers")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -135,19 +152,22 @@ def read_rope(fields: Fields, head_dim: int, *, theta: float, partial: float = 1
     fields.get("rope_scaling")
     theta = table.number("rope_theta", fields.number("rope_theta", theta))
     share = table.number("partial_rotary_factor", fields.number("partial_rotary_factor", partial))
-    kind = table.get("rope_type") or table.get("type", "default")
+    kind_key = "rope_type" if table.get("rope_type") else "type"
     table.get("type")
     rotated = int(head_dim * share)
     if rotated < 2 or rotated % 2 or rotated > head_dim:
         raise table.error("partial_rotary_factor", f"an even share of {head_dim} channels")
     context = fields.count("max_position_embeddings")
-    scaling = _scaling(table, str(kind), context)
+    scaling = _scaling(table, kind_key, context)
     # With text alone the three position axes of multimodal rope are one, which makes it plain rope.
     table.finish("mrope_section", "mrope_interleaved")
     return Rope(theta, rotated, scaling)
 
 
-def _scaling(table: Fields, kind: str, context: int) -> LinearScaling | Yarn | Llama3Scaling | None:
+def _scaling(
+    table: Fields, kind_key: str, context: int
+) -> LinearScaling | Yarn | Llama3Scaling | None:
+    kind = table.get(kind_key, "default")
     if kind == "default":
         return None
     if kind == "linear":
@@ -161,26 +181,25 @@ def _scaling(table: Fields, kind: str, context: int) -> LinearScaling | Yarn | L
         )
     if kind == "yarn":
         return _yarn(table, context)
-    raise table.error("rope_type", "one of default, linear, llama3, yarn")
+    raise table.error(kind_key, "one of default, linear, llama3, yarn")
 
 
 def _yarn(table: Fields, context: int) -> Yarn:
     original = table.count("original_max_position_embeddings", context)
     factor = table.number("factor", context / original)
-    attention = table.get("attention_factor")
-    mscale, mscale_all = table.get("mscale"), table.get("mscale_all_dim")
-    if attention is None:
-        attention = (
-            _mscale(factor, mscale) / _mscale(factor, mscale_all)
-            if mscale and mscale_all
-            else _mscale(factor, 1.0)
-        )
+    if table.get("attention_factor") is not None:
+        attention = table.number("attention_factor")
+    elif table.get("mscale") and table.get("mscale_all_dim"):
+        attention = _mscale(factor, table.number("mscale"))
+        attention /= _mscale(factor, table.number("mscale_all_dim"))
+    else:
+        attention = _mscale(factor, 1.0)
     return Yarn(
         factor=factor,
         original_context=original,
         beta_fast=table.number("beta_fast", 32.0),
         beta_slow=table.number("beta_slow", 1.0),
-        attention_factor=float(attention),
+        attention_factor=attention,
         truncate=table.flag("truncate", default=True),
     )
 

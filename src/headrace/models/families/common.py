@@ -41,7 +41,7 @@ def attention_of(fields: Fields, **more: Any) -> Attention:
     head_dim = head_dim_of(fields)
     values: dict[str, Any] = {
         "heads": heads,
-        "kv_heads": fields.count("num_key_value_heads", heads),
+        "kv_heads": fields.divisor("num_key_value_heads", heads, heads),
         "head_dim": head_dim,
         "value_dim": head_dim,
         "scale": head_dim**-0.5,
@@ -73,4 +73,12 @@ def head_dim_of(fields: Fields) -> int:
 def experts_of(fields: Fields) -> int:
     """Two spellings are about."""
     key = "num_local_experts" if fields.get("num_experts") is None else "num_experts"
-    return fields.count(key)
+    return fields.count(key, high=1 << 16)
+
+
+def top_k_of(fields: Fields, default: int | None = None) -> int:
+    return fields.count("num_experts_per_tok", default, high=experts_of(fields))
+
+
+def layers_of(fields: Fields) -> int:
+    return fields.count("num_hidden_layers", high=1 << 12)

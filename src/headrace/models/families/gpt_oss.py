@@ -11,7 +11,9 @@ from headrace.models.families.common import (
     attention_of,
     experts_of,
     head_dim_of,
+    layers_of,
     model_of,
+    top_k_of,
 )
 from headrace.models.fields import Fields, read_rope
 from headrace.models.spec import LayerSpec, ModelSpec, Moe
@@ -48,11 +50,11 @@ _KINDS = ("sliding_attention", "full_attention")
 
 def spec_from(fields: Fields) -> ModelSpec:
     """From a config as published."""
-    count = fields.count("num_hidden_layers")
+    count = layers_of(fields)
     kinds = fields.words("layer_types", count, _KINDS) or [_KINDS[i % 2] for i in range(count)]
     rope = read_rope(fields, head_dim_of(fields), theta=150_000.0)
     window = fields.count("sliding_window", 0, low=0)
-    top_k = fields.count("num_experts_per_tok")
+    top_k = top_k_of(fields)
     if fields.get("experts_per_token", top_k) != top_k:
         raise fields.error("experts_per_token", f"{top_k} as num_experts_per_tok")
     fields.get("initial_context_length")  # repeats original_max_position_embeddings

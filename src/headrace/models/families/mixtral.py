@@ -8,8 +8,10 @@ from headrace.models.families.common import (
     attention_of,
     experts_of,
     head_dim_of,
+    layers_of,
     model_of,
     per_expert,
+    top_k_of,
 )
 from headrace.models.fields import Fields, read_rope
 from headrace.models.spec import LayerSpec, ModelSpec, Moe
@@ -37,8 +39,8 @@ def spec_from(fields: Fields) -> ModelSpec:
     moe = Moe(
         experts=experts_of(fields),
         width=fields.count("intermediate_size"),
-        router=Router(top_k=fields.count("num_experts_per_tok", 2)),
+        router=Router(top_k=top_k_of(fields, 2)),
         activation=fields.activation(),
     )
-    layers = [LayerSpec(mixer, moe)] * fields.count("num_hidden_layers")
+    layers = [LayerSpec(mixer, moe)] * layers_of(fields)
     return model_of(fields, "mixtral", layers)

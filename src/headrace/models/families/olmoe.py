@@ -9,8 +9,10 @@ from headrace.models.families.common import (
     attention_of,
     experts_of,
     head_dim_of,
+    layers_of,
     model_of,
     per_expert,
+    top_k_of,
 )
 from headrace.models.fields import Fields, read_rope
 from headrace.models.spec import LayerSpec, ModelSpec, Moe, QkNorm
@@ -42,10 +44,10 @@ def spec_from(fields: Fields) -> ModelSpec:
         experts=experts_of(fields),
         width=fields.count("intermediate_size"),
         router=Router(
-            top_k=fields.count("num_experts_per_tok"),
+            top_k=top_k_of(fields),
             renormalize=fields.flag("norm_topk_prob", default=False),
         ),
         activation=fields.activation(),
     )
-    layers = [LayerSpec(mixer, moe)] * fields.count("num_hidden_layers")
+    layers = [LayerSpec(mixer, moe)] * layers_of(fields)
     return model_of(fields, "olmoe", layers)

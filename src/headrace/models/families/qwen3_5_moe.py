@@ -12,8 +12,10 @@ from headrace.models.families.common import (
     attention_of,
     experts_of,
     head_dim_of,
+    layers_of,
     model_of,
     per_expert,
+    top_k_of,
 )
 from headrace.models.fields import Fields, read_rope
 from headrace.models.spec import DeltaRule, LayerSpec, ModelSpec, Moe, QkNorm, SharedExpert
@@ -55,7 +57,7 @@ _KINDS = ("linear_attention", "full_attention")
 
 def spec_from(fields: Fields) -> ModelSpec:
     """From the text config as published."""
-    count = fields.count("num_hidden_layers")
+    count = layers_of(fields)
     every = fields.count("full_attention_interval", 4)
     kinds = fields.words("layer_types", count, _KINDS) or [
         _KINDS[0] if (i + 1) % every else _KINDS[1] for i in range(count)
@@ -69,7 +71,7 @@ def spec_from(fields: Fields) -> ModelSpec:
     if not fields.flag("attn_output_gate", default=True):
         raise fields.error("attn_output_gate", "true")
     delta = DeltaRule(
-        key_heads=fields.count("linear_num_key_heads"),
+        key_heads=fields.divisor("linear_num_key_heads", fields.count("linear_num_value_heads")),
         value_heads=fields.count("linear_num_value_heads"),
         key_dim=fields.count("linear_key_head_dim"),
         value_dim=fields.count("linear_value_head_dim"),
@@ -78,7 +80,7 @@ def spec_from(fields: Fields) -> ModelSpec:
     moe = Moe(
         experts=experts_of(fields),
         width=fields.count("moe_intermediate_size"),
-        router=Router(top_k=fields.count("num_experts_per_tok")),
+        router=Router(top_k=top_k_of(fields)),
         activation=fields.activation(),
         shared=SharedExpert(fields.count("shared_expert_intermediate_size"), gated=True),
     )

@@ -10,8 +10,10 @@ from headrace.models.families.common import (
     attention_of,
     experts_of,
     head_dim_of,
+    layers_of,
     model_of,
     per_expert,
+    top_k_of,
 )
 from headrace.models.fields import Fields, read_rope
 from headrace.models.spec import Dense, LayerSpec, ModelSpec, Moe, QkNorm
@@ -46,16 +48,16 @@ def spec_from(fields: Fields) -> ModelSpec:
         experts=experts_of(fields),
         width=fields.count("moe_intermediate_size"),
         router=Router(
-            top_k=fields.count("num_experts_per_tok"),
+            top_k=top_k_of(fields),
             renormalize=fields.flag("norm_topk_prob", default=False),
         ),
         activation=activation,
     )
     dense = Dense(fields.count("intermediate_size"), activation)
     every = fields.count("decoder_sparse_step", 1)
-    plain = fields.get("mlp_only_layers", [])
+    plain = fields.counts("mlp_only_layers")
     layers = (
         LayerSpec(mixer, dense if i in plain or (i + 1) % every else moe)
-        for i in range(fields.count("num_hidden_layers"))
+        for i in range(layers_of(fields))
     )
     return model_of(fields, "qwen3_moe", layers)
