@@ -21,6 +21,7 @@ PACKAGES = {
     "bible-kjv-text": "text: public domain",
     "bible-kjv": "GPL-2+ program, only run to unpack the text",
     "wordnet-base": "WordNet licence (BSD-like)",
+    "jargon-text": "public domain; never trained on, only measured",
 }
 HELD_OUT_EVERY = 8
 # Pages that repeat all others would carry held-out text into training.
@@ -52,6 +53,15 @@ def documents(root: Path) -> dict[str, tuple[list[str], list[str]]]:
         "wordnet": _wordnet,
     }
     return {name: split(list(read(packages))) for name, read in sources.items()}
+
+
+def unseen(root: Path) -> list[str]:
+    """Text of a kind that training never sees: entries of the Jargon File."""
+    path = root / "packages/jargon-text/usr/share/doc/jargon-text/jargon.txt.gz"
+    with gzip.open(path, "rt", encoding="utf-8", errors="replace") as file:
+        text = re.sub(r"\n\s*\n+", "\n\n", re.sub(r"\n +", "\n", file.read()))
+    body = text[len(text) // 3 :]  # after the word lists
+    return split([body[i : i + 4000] for i in range(0, len(body), 4000)])[1]
 
 
 def split(texts: list[str]) -> tuple[list[str], list[str]]:
@@ -126,7 +136,8 @@ def _pages(root: Path, pattern: str, *, start: str, end: str = "</body") -> Iter
             yield text
 
 
-_BLOCKS = set("p div h1 h2 h3 h4 h5 h6 li dt dd tr table section pre ul ol dl blockquote br".split())
+_BLOCKS = {"p", "div", "h1", "h2", "h3", "h4", "h5", "h6", "li", "dt", "dd", "tr", "table"}
+_BLOCKS |= {"section", "pre", "ul", "ol", "dl", "blockquote", "br"}
 _HIDDEN = {"script", "style", "nav", "button", "svg", "select"}
 
 

@@ -1,4 +1,4 @@
-"""The upcycled model for training: the parent's weights frozen, routers and low-rank deltas learned.
+"""The upcycled model for training: the parent frozen, routers and low-rank deltas learned.
 
 Experts share the parent's matrices, so W x is computed once per token and only the low-rank part
 and the activation differ between experts; a step costs little more than the dense model.

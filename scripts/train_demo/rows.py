@@ -28,9 +28,13 @@ class Rows:
 
 
 def text_rows(
-    texts: list[str], tokenizer: PreTrainedTokenizerBase, count: int, seed: int
+    texts: list[str],
+    tokenizer: PreTrainedTokenizerBase,
+    count: int,
+    seed: int,
+    per_document: int = PER_DOCUMENT,
 ) -> Rows:
-    """Up to `count` rows of plain text, at most PER_DOCUMENT from each document."""
+    """Up to `count` rows of plain text, at most `per_document` from each document."""
     rng = random.Random(seed)
     found: list[list[int]] = []
     for text in texts:
@@ -38,7 +42,7 @@ def text_rows(
             break
         ids = tokenizer.encode(text[:200_000], add_special_tokens=False)
         starts = list(range(0, len(ids) - LENGTH, LENGTH + 1))
-        picked = sorted(rng.sample(starts, min(PER_DOCUMENT, len(starts))))
+        picked = sorted(rng.sample(starts, min(per_document, len(starts))))
         found += [ids[s : s + LENGTH + 1] for s in picked]
     found = [row for row in found if len(row) == LENGTH + 1][:count]
     ids = torch.tensor(found)
@@ -48,7 +52,7 @@ def text_rows(
 def chat_rows(
     chats: list[list[dict[str, str]]], tokenizer: PreTrainedTokenizerBase, pad: int
 ) -> Rows:
-    """Whole conversations packed into rows; only the assistant's words and end marks are learned."""
+    """Whole conversations packed into rows; only what the assistant says is learned."""
     packed: list[tuple[list[int], list[bool]]] = [([], [])]
     for chat in chats:
         head = tokenizer.apply_chat_template(chat[:-1], tokenize=False, add_generation_prompt=True)

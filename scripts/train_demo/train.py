@@ -1,4 +1,4 @@
-"""Training of routers and deltas: next-token loss, Adam, an average of the weights that is shipped."""
+"""Training of routers and deltas: next-token loss, Adam; an average of the weights is shipped."""
 
 import random
 import time

@@ -59,10 +59,9 @@ class Recipe:
 
     @cached_property
     def version(self) -> str:
-        """Changes when the deltas, the card or the format of the files changes."""
+        """Changes when the deltas or the format of the files changes."""
         digest = hashlib.sha256(f"{FORMAT}:{self._parent_path.stat().st_size}:".encode())
-        for path in (self._deltas_path, _CARD):
-            digest.update(path.read_bytes())
+        digest.update(self._deltas_path.read_bytes())
         return digest.hexdigest()[:16]
 
     def config(self) -> dict[str, object]:
@@ -140,7 +139,7 @@ class _Shared:
         self._made: dict[str, tuple[NDArray[np.float32], int]] = {}
 
     def __call__(self, key: str) -> NDArray[np.float32]:
-        value, left = self._made.pop(key, None) or (self._make(key), self._uses)
+        value, left = self._made.pop(key) if key in self._made else (self._make(key), self._uses)
         if left > 1:
             self._made[key] = value, left - 1
         return value

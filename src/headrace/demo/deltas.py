@@ -5,7 +5,6 @@ router [L, E, H]; in_gate, in_up [L, E*R, H]; in_down [L, E*R, F]; out_gate, out
 out_down [L, E*R, H]. Expert e's matrix is the parent's plus out[e].T @ in[e].
 """
 
-import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +23,10 @@ class Deltas:
     def __init__(self, path: Path = PATH) -> None:
         try:
             with safe_open(path, framework="numpy") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            self.digest = hashlib.sha256(path.read_bytes()).hexdigest()
+                tensors: dict[str, NDArray[np.float16]] = {
+                    name: file.get_tensor(name)
+                    for name in file.keys()  # noqa: SIM118
+                }
             self._router = tensors["router"]
             self._down = {part: tensors[f"in_{part}"] for part in _PARTS}
             self._up = {part: tensors[f"out_{part}"] for part in _PARTS}
@@ -41,11 +42,13 @@ class Deltas:
 
     def router(self, layer: int) -> NDArray[np.float32]:
         """Router of a layer, [E, H]."""
-        return self._router[layer].astype(np.float32)
+        router: NDArray[np.float32] = self._router[layer].astype(np.float32)
+        return router
 
     def delta(self, layer: int, expert: int, part: str) -> NDArray[np.float32]:
         """What expert `expert` adds to the parent's `gate`, `up` or `down` matrix, [out, in]."""
         rows = slice(expert * self.rank, (expert + 1) * self.rank)
         into = self._down[part][layer, rows].astype(np.float32)
         out = self._up[part][layer, rows].astype(np.float32)
-        return out.T @ into
+        product: NDArray[np.float32] = out.T @ into
+        return product

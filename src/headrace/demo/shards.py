@@ -52,7 +52,8 @@ def split(tensors: Iterable[Planned], limit: int = SHARD_BYTES) -> list[list[Pla
 def write(folder: Path, tensors: list[Planned], progress: Callable[[int], None]) -> list[Path]:
     """Write shards and their index into `folder`; `progress` receives the bytes just written."""
     shards = split(tensors)
-    paths, where = [], {}
+    paths: list[Path] = []
+    where: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         path = folder / f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         _write_shard(path, shard, progress)
