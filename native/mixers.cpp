@@ -94,69 +94,86 @@ void check_attention(const Attention& c) {
     }
 }
 
-// What a piece costs, in elements touched: loading each key and value, then using it row by row.
-std::int64_t span_work(const Attention& c, std::int64_t rows) {
-    return Attention::kSpan * (c.head_dim + c.value_dim) * (rows + 2) / 4;
+int piece_rows(const Attention& c, const AttentionPiece& p) {
+    return (p.last_token - p.first_token) * c.group() * (p.last_head - p.first_head);
+}
+
+// What a span costs, in elements touched: loading each key and value, then using it row by row.
+std::int64_t span_work(const Attention& c, const AttentionPiece& p) {
+    const std::int64_t loads = 2 * (p.last_head - p.first_head);
+    return Attention::kSpan * (c.head_dim + c.value_dim) * (piece_rows(c, p) + loads) / 4;
 }
 
 struct AttentionPlan {
-    std::vector<AttentionPiece> pieces;  // the longest first
+    std::vector<AttentionPiece> pieces;
     std::vector<AttentionPiece> merges;  // pieces whose spans are computed apart
     std::vector<std::int64_t> partial_at;
     std::int64_t partial_floats = 0;
     std::int64_t work = 0;
+    std::int64_t share = 0;  // work that one piece should not exceed by much
     int rows = 0;
+
+    std::int64_t spans_at_once(const Attention& c, const AttentionPiece& p) const {
+        return std::max<std::int64_t>(1, share / span_work(c, p));
+    }
 };
 
-std::vector<AttentionPiece> whole_pieces(const Attention& c) {
+// Tokens tile by tile with all KV heads (the heads of one key lie side by side and are best read
+// together), or one by one where a tile has many rows or there is too little to share otherwise.
+std::vector<AttentionPiece> whole_pieces(const Pool& pool, const Attention& c) {
     const int tokens = std::max(1, Attention::kRows / c.group());
-    std::vector<AttentionPiece> pieces;
+    std::vector<AttentionPiece> tiles;
+    std::int64_t spans = 0;
     for (int s = 0; s < c.sequences; ++s)
         for (int t = c.offsets[s]; t < c.offsets[s + 1]; t += tokens) {
             const int end = std::min(t + tokens, c.offsets[s + 1]);
             const std::int64_t position = c.contexts[s] + t - c.offsets[s];
             const std::int64_t first = c.first_key(position) / Attention::kSpan;
             const std::int64_t last = (position + end - t - 1) / Attention::kSpan + 1;
-            for (int h = 0; h < c.kv_heads; ++h)
-                pieces.push_back({s, h, t, end, first, last, nullptr, first, last - first});
+            tiles.push_back({s, 0, 1, t, end, first, last, nullptr, first, last - first});
+            spans += last - first;
         }
+    int together = c.kv_heads;
+    while (together > 1 && spans * (c.kv_heads / together) < pool.threads() * kPiecesPerThread)
+        together = (together + 1) / 2;
+    std::vector<AttentionPiece> pieces;
+    for (AttentionPiece p : tiles) {
+        const int heads = piece_rows(c, p) <= Attention::kFewRows ? together : 1;
+        for (int h = 0; h < c.kv_heads; h += heads) {
+            p.first_head = h;
+            p.last_head = std::min(h + heads, c.kv_heads);
+            pieces.push_back(p);
+        }
+    }
     return pieces;
 }
 
 AttentionPlan plan_attention(const Pool& pool, const Attention& c) {
     AttentionPlan plan;
-    const std::vector<AttentionPiece> whole = whole_pieces(c);
+    const std::vector<AttentionPiece> whole = whole_pieces(pool, c);
     const std::int64_t entry = pool.kernels().mixers->attention_entry(c);
     for (const AttentionPiece& p : whole) {
-        const int rows = (p.last_token - p.first_token) * c.group();
-        plan.rows = std::max(plan.rows, rows);
-        plan.work += p.spans * span_work(c, rows);
+        plan.rows = std::max(plan.rows, piece_rows(c, p));
+        plan.work += p.spans * span_work(c, p);
     }
-    // A piece much longer than its share is cut between spans, down to one span a piece.
-    const std::int64_t share =
-        std::max(kPieceWork, plan.work / (pool.threads() * kPiecesPerThread));
+    plan.share = std::max(kPieceWork, plan.work / (pool.threads() * kPiecesPerThread));
     for (const AttentionPiece& p : whole) {
-        const std::int64_t rows = (p.last_token - p.first_token) * c.group();
-        const std::int64_t chunk = std::max<std::int64_t>(1, share / span_work(c, rows));
-        if (pool.threads() == 1 || p.spans < 2 * chunk) {
+        if (pool.threads() == 1 || p.spans < 2 * plan.spans_at_once(c, p)) {
             plan.pieces.push_back(p);
             continue;
         }
         plan.merges.push_back(p);
         plan.partial_at.push_back(plan.partial_floats);
-        plan.partial_floats += rows * p.spans * entry;
+        plan.partial_floats += piece_rows(c, p) * p.spans * entry;
     }
     return plan;
 }
 
-void cut_spans(const Pool& pool, const Attention& c, AttentionPlan& plan, float* partial) {
-    const std::int64_t share =
-        std::max(kPieceWork, plan.work / (pool.threads() * kPiecesPerThread));
+void cut_spans(const Attention& c, AttentionPlan& plan, float* partial) {
     for (std::size_t i = 0; i < plan.merges.size(); ++i) {
         AttentionPiece& p = plan.merges[i];
         p.partial = partial + plan.partial_at[i];
-        const std::int64_t rows = (p.last_token - p.first_token) * c.group();
-        const std::int64_t chunk = std::max<std::int64_t>(1, share / span_work(c, rows));
+        const std::int64_t chunk = plan.spans_at_once(c, p);
         for (std::int64_t at = p.first_span; at < p.last_span; at += chunk) {
             AttentionPiece part = p;
             part.first_span = at;
@@ -164,11 +181,13 @@ void cut_spans(const Pool& pool, const Attention& c, AttentionPlan& plan, float*
             plan.pieces.push_back(part);
         }
     }
-    std::stable_sort(plan.pieces.begin(), plan.pieces.end(),
-                     [](const AttentionPiece& a, const AttentionPiece& b) {
-                         return (a.last_span - a.first_span) * (a.last_token - a.first_token) >
-                                (b.last_span - b.first_span) * (b.last_token - b.first_token);
-                     });
+    // The longest first, so that the last pieces are short.
+    const auto length = [&](const AttentionPiece& p) {
+        return (p.last_span - p.first_span) * piece_rows(c, p);
+    };
+    std::stable_sort(
+        plan.pieces.begin(), plan.pieces.end(),
+        [&](const AttentionPiece& a, const AttentionPiece& b) { return length(a) > length(b); });
 }
 
 }  // namespace
@@ -179,7 +198,7 @@ void attention(Pool& pool, const Attention& c) {
     const MixerTable& kernels = *pool.kernels().mixers;
     AttentionPlan plan = plan_attention(pool, c);
     std::vector<float> partial(static_cast<std::size_t>(plan.partial_floats));
-    cut_spans(pool, c, plan, partial.data());
+    cut_spans(c, plan, partial.data());
     if (plan.pieces.empty()) return;
     pool.reserve_scratch(kernels.attention_scratch_nbytes(c, plan.rows));
     if (plan.pieces.size() == 1 || plan.work < 2 * kPieceWork) {
@@ -190,7 +209,7 @@ void attention(Pool& pool, const Attention& c) {
         });
     }
     for (const AttentionPiece& p : plan.merges) {
-        const int rows = (p.last_token - p.first_token) * c.group();
+        const int rows = piece_rows(c, p);
         split(pool, rows, p.spans * c.value_dim,
               [&](std::int64_t first, std::int64_t last, int worker) {
                   kernels.attention_merge(c, p, static_cast<int>(first), static_cast<int>(last),

@@ -54,7 +54,8 @@ struct Attention {
     // sums run within a span, and spans are merged in order, whoever computed them.
     static constexpr int kTile = 64;
     static constexpr int kSpan = 256;
-    static constexpr int kRows = 96;  // query rows (tokens x heads of a group) that share a tile
+    static constexpr int kRows = 96;     // query rows (tokens x heads of a group) that share a tile
+    static constexpr int kFewRows = 16;  // up to here reading keys costs more than using them
 
     const float* q;
     std::int64_t q_stride;
@@ -83,17 +84,19 @@ struct Attention {
     }
 };
 
-// The queries of tokens [first_token, last_token) of one sequence with one KV head, against the
-// keys of spans [first_span, last_span).
+// The queries of tokens [first_token, last_token) of one sequence with KV heads
+// [first_head, last_head), against the keys of spans [first_span, last_span).
 struct AttentionPiece {
     int sequence;
-    int kv_head;
+    int first_head;
+    int last_head;
     int first_token;
     int last_token;
     std::int64_t first_span;
     std::int64_t last_span;
-    // nullptr: the piece sees all its spans and writes `out`. Otherwise row r (token by token, the
-    // group's heads in order) of span s goes to partial[(r * spans + s - base_span) * entry].
+    // nullptr: the piece sees all its spans and writes `out`. Otherwise row r (KV head by KV head,
+    // token by token, the group's heads in order) of span s goes to
+    // partial[(r * spans + s - base_span) * entry].
     float* partial;
     std::int64_t base_span;
     std::int64_t spans;

@@ -3,79 +3,10 @@
 
 namespace headrace::HEADRACE_ISA {
 
-// One worker's memory for a piece. Rows are (token, head of the group), token by token.
-struct AttentionScratch {
-    float* q;       // [rows, head_dim], scaled
-    float* keys;    // [head_dim, kTile]
-    float* values;  // [kTile, padded]
-    float* scores;  // [rows, kTile]
-    float* span;    // [rows, entry]: value sum (padded), then the maximum and the sum of weights
-    float* total;   // [rows, entry]
-    float* zeros;   // a row for keys that no query of the piece sees
-    const void** key_rows;
-    const void** value_rows;
-};
-
-inline int padded_values(const Attention& c) {
-    return (c.value_dim + F32::N - 1) / F32::N * F32::N;
-}
-
-inline std::int64_t attention_entry(const Attention& c) { return padded_values(c) + F32::N; }
-
-inline AttentionScratch attention_scratch(const Attention& c, int rows, std::byte* at,
-                                          std::size_t* nbytes) {
-    std::size_t used = 0;
-    const auto take = [&](std::int64_t floats) {
-        std::byte* start = at == nullptr ? nullptr : at + used;
-        used += (static_cast<std::size_t>(floats) * sizeof(float) + 63) / 64 * 64;
-        return reinterpret_cast<float*>(start);
-    };
-    const std::int64_t many = rows;
-    const int wide = c.head_dim > c.value_dim ? c.head_dim : c.value_dim;
-    AttentionScratch s{};
-    s.q = take(many * c.head_dim);
-    s.keys = take(static_cast<std::int64_t>(c.head_dim) * Attention::kTile);
-    s.values = take(static_cast<std::int64_t>(Attention::kTile) * padded_values(c));
-    s.scores = take(many * Attention::kTile);
-    s.span = take(many * attention_entry(c));
-    s.total = take(many * attention_entry(c));
-    s.zeros = take(wide);
-    s.key_rows = reinterpret_cast<const void**>(take(2 * Attention::kTile));
-    s.value_rows = reinterpret_cast<const void**>(take(2 * Attention::kTile));
-    *nbytes = used;
-    return s;
-}
-
-inline std::size_t attention_scratch_nbytes(const Attention& c, int rows) {
-    std::size_t nbytes = 0;
-    attention_scratch(c, rows, nullptr, &nbytes);
-    return nbytes;
-}
-
 inline float exp_one(float x) {
     alignas(64) float lanes[F32::N];
     exp(F32::set1(x)).store(lanes);
     return lanes[0];
-}
-
-// Keys [low, high) of the tile that starts at `base`, turned and widened; zeros elsewhere.
-template <class T>
-inline void load_tile(const Attention& c, const AttentionPiece& p, std::int64_t base, int low,
-                      int high, const AttentionScratch& s) {
-    const std::int32_t* blocks = c.blocks + p.sequence * c.max_blocks;
-    auto** key_rows = reinterpret_cast<const T**>(s.key_rows);
-    auto** value_rows = reinterpret_cast<const T**>(s.value_rows);
-    for (int j = 0; j < Attention::kTile; ++j) {
-        key_rows[j] = value_rows[j] = reinterpret_cast<const T*>(s.zeros);
-        if (j < low || j >= high) continue;
-        const std::int64_t key = base + j;
-        const std::int64_t slot = blocks[key / c.block_size] * c.block_size + key % c.block_size;
-        const std::int64_t row = slot * c.kv_heads + p.kv_head;
-        key_rows[j] = reinterpret_cast<const T*>(c.k) + row * c.head_dim;
-        value_rows[j] = reinterpret_cast<const T*>(c.v) + row * c.value_dim;
-    }
-    turn_keys(key_rows, Attention::kTile, c.head_dim, s.keys, Attention::kTile);
-    widen_values(value_rows, Attention::kTile, c.value_dim, s.values, padded_values(c));
 }
 
 // Turns a row of scores into weights relative to the running maximum. Columns [low, high) count.
@@ -142,58 +73,116 @@ inline void finish_row(const Attention& c, float* total, int head, float* out) {
     by /= weights;
     for (int d = 0; d < c.value_dim; d += F32::N) {
         const int lanes = c.value_dim - d < F32::N ? c.value_dim - d : F32::N;
-        (F32::load(total + d) * F32::set1(by)).store_partial(out + d, lanes);
+        store_lanes(F32::load(total + d) * F32::set1(by), out + d, lanes);
     }
+}
+
+inline int piece_rows_of_head(const Attention& c, const AttentionPiece& p) {
+    return (p.last_token - p.first_token) * c.group();
 }
 
 inline void load_queries(const Attention& c, const AttentionPiece& p, float* to) {
     const int group = c.group();
-    for (int t = p.first_token; t < p.last_token; ++t)
-        for (int h = 0; h < group; ++h, to += c.head_dim) {
-            const float* q = c.q + t * c.q_stride +
-                             static_cast<std::int64_t>(p.kv_head * group + h) * c.head_dim;
-            for (int d = 0; d < c.head_dim; ++d) to[d] = q[d] * c.scale;
-        }
+    for (int kv = p.first_head; kv < p.last_head; ++kv)
+        for (int t = p.first_token; t < p.last_token; ++t)
+            for (int h = kv * group; h < (kv + 1) * group; ++h, to += c.head_dim) {
+                const float* q = c.q + t * c.q_stride + static_cast<std::int64_t>(h) * c.head_dim;
+                for (int d = 0; d < c.head_dim; ++d) to[d] = q[d] * c.scale;
+            }
 }
 
-// The tile at `base` for the tokens [first, last) that see a key of it.
-inline void attend_tile(const Attention& c, const AttentionPiece& p, std::int64_t base,
-                        std::int64_t position, const AttentionScratch& s) {
+inline void finish_piece_row(const Attention& c, const AttentionPiece& p, int row, float* total) {
+    const int group = c.group();
+    const int of_head = piece_rows_of_head(c, p);
+    const int token = p.first_token + row % of_head / group;
+    const int head = (p.first_head + row / of_head) * group + row % group;
+    finish_row(c, total, head,
+               c.out + (static_cast<std::int64_t>(token) * c.heads + head) * c.value_dim);
+}
+
+// The part of a tile that some query of a piece sees: the tokens [first, last) of the piece that
+// see any of it, and the columns [low, high) that any of these sees.
+struct TileView {
+    int first;
+    int last;
+    int low;
+    int high;
+};
+
+inline int tile_column(std::int64_t base, std::int64_t key) {
+    if (key <= base) return 0;
+    return key - base < Attention::kTile ? static_cast<int>(key - base) : Attention::kTile;
+}
+
+inline TileView view_tile(const Attention& c, std::int64_t base, std::int64_t position,
+                          int tokens) {
+    TileView view{0, tokens, 0, 0};
+    while (view.first < view.last && position + view.first < base) ++view.first;
+    while (view.last > view.first &&
+           c.first_key(position + view.last - 1) >= base + Attention::kTile)
+        --view.last;
+    view.low = tile_column(base, c.first_key(position + view.first));
+    view.high = tile_column(base, position + view.last);
+    return view;
+}
+
+// One tile for the queries of one KV head, `s` being the memory of its rows.
+inline void attend_tile(const Attention& c, int sequence, int kv_head, std::int64_t base,
+                        std::int64_t position, const TileView& view, const AttentionScratch& s) {
     constexpr int kTile = Attention::kTile;
     const int group = c.group();
     const int padded = padded_values(c);
     const std::int64_t entry = attention_entry(c);
-    const int tokens = p.last_token - p.first_token;
-    int first = 0, last = tokens;
-    while (first < last && position + first < base) ++first;
-    while (last > first && c.first_key(position + last - 1) >= base + kTile) --last;
-    if (first == last) return;
-    const auto column = [&](std::int64_t key) {
-        return static_cast<int>(key <= base ? 0 : key - base < kTile ? key - base : kTile);
-    };
-    const int low = column(c.first_key(position + first));
-    const int high = column(position + last);
     if (c.format == kF32)
-        load_tile<float>(c, p, base, low, high, s);
+        load_tile<float>(c, sequence, kv_head, base, view.low, view.high, s);
     else
-        load_tile<std::uint16_t>(c, p, base, low, high, s);
-    const int rows = (last - first) * group;
-    float* scores = s.scores + static_cast<std::int64_t>(first) * group * kTile;
-    float* sums = s.span + first * group * entry;
-    const float* q = s.q + static_cast<std::int64_t>(first) * group * c.head_dim;
-    panel_product<false>({q, c.head_dim, s.keys, kTile, c.head_dim, scores, kTile}, rows,
-                         kTile / F32::N);
+        load_tile<std::uint16_t>(c, sequence, kv_head, base, view.low, view.high, s);
+    const int rows = (view.last - view.first) * group;
+    const std::int64_t skipped = static_cast<std::int64_t>(view.first) * group;
+    float* sums = s.span + skipped * entry;
+    panel_product<false>(
+        {s.q + skipped * c.head_dim, c.head_dim, s.keys, kTile, c.head_dim, s.scores, kTile}, rows,
+        kTile / F32::N);
     for (int r = 0; r < rows; ++r) {
-        const std::int64_t at = position + first + r / group;
-        weigh_row(scores + r * kTile, column(c.first_key(at)), column(at + 1), sums + r * entry,
+        const std::int64_t at = position + view.first + r / group;
+        weigh_row(s.scores + static_cast<std::int64_t>(r) * kTile,
+                  tile_column(base, c.first_key(at)), tile_column(base, at + 1), sums + r * entry,
                   padded);
     }
-    panel_product<true>({scores, kTile, s.values, padded, kTile, sums, entry}, rows,
+    panel_product<true>({s.scores, kTile, s.values, padded, kTile, sums, entry}, rows,
                         padded / F32::N);
 }
 
+inline void attend_span(const Attention& c, const AttentionPiece& p, std::int64_t span,
+                        const AttentionScratch& s) {
+    constexpr int kTile = Attention::kTile;
+    const int tokens = p.last_token - p.first_token;
+    const int of_head = piece_rows_of_head(c, p);
+    const int heads = p.last_head - p.first_head;
+    const std::int64_t position = c.contexts[p.sequence] + p.first_token - c.offsets[p.sequence];
+    const std::int64_t end = position + tokens < p.last_span * Attention::kSpan
+                                 ? position + tokens
+                                 : p.last_span * Attention::kSpan;
+    for (std::int64_t base = span * Attention::kSpan; base < (span + 1) * Attention::kSpan;
+         base += kTile) {
+        const TileView view = view_tile(c, base, position, tokens);
+        if (view.first == view.last) continue;
+        const auto ahead = [&](int i) {
+            const std::int64_t key = base + kTile + kTile * i / heads;
+            return key < end ? key : end;
+        };
+        AttentionScratch of = s;
+        for (int i = 0; i < heads; ++i) {
+            if (of_head <= Attention::kFewRows) fetch_keys(c, p, ahead(i), ahead(i + 1));
+            attend_tile(c, p.sequence, p.first_head + i, base, position, view, of);
+            of.q += static_cast<std::int64_t>(of_head) * c.head_dim;
+            of.span += of_head * attention_entry(c);
+        }
+    }
+}
+
 inline void attention_piece(const Attention& c, const AttentionPiece& p, std::byte* scratch) {
-    const int rows = (p.last_token - p.first_token) * c.group();
+    const int rows = piece_rows_of_head(c, p) * (p.last_head - p.first_head);
     const int padded = padded_values(c);
     const std::int64_t entry = attention_entry(c);
     std::size_t nbytes = 0;
@@ -201,16 +190,10 @@ inline void attention_piece(const Attention& c, const AttentionPiece& p, std::by
     const int wide = c.head_dim > c.value_dim ? c.head_dim : c.value_dim;
     std::memset(s.zeros, 0, static_cast<std::size_t>(wide) * sizeof(float));
     load_queries(c, p, s.q);
-    const std::int64_t position = c.contexts[p.sequence] + p.first_token - c.offsets[p.sequence];
-    const std::int64_t from = c.first_key(position);
-    const std::int64_t to = position + p.last_token - p.first_token;
     for (int r = 0; r < rows; ++r) clear_sums(s.total + r * entry, padded);
     for (std::int64_t span = p.first_span; span < p.last_span; ++span) {
         for (int r = 0; r < rows; ++r) clear_sums(s.span + r * entry, padded);
-        for (int i = 0; i < Attention::kSpan / Attention::kTile; ++i) {
-            const std::int64_t base = span * Attention::kSpan + i * Attention::kTile;
-            if (base + Attention::kTile > from && base < to) attend_tile(c, p, base, position, s);
-        }
+        attend_span(c, p, span, s);
         for (int r = 0; r < rows; ++r) {
             const float* sums = s.span + r * entry;
             if (p.partial == nullptr)
@@ -220,13 +203,8 @@ inline void attention_piece(const Attention& c, const AttentionPiece& p, std::by
                             static_cast<std::size_t>(padded + 2) * sizeof(float));
         }
     }
-    if (p.partial != nullptr) return;
-    for (int r = 0; r < rows; ++r) {
-        const int token = p.first_token + r / c.group();
-        const int head = p.kv_head * c.group() + r % c.group();
-        finish_row(c, s.total + r * entry, head,
-                   c.out + (static_cast<std::int64_t>(token) * c.heads + head) * c.value_dim);
-    }
+    for (int r = 0; p.partial == nullptr && r < rows; ++r)
+        finish_piece_row(c, p, r, s.total + r * entry);
 }
 
 inline void attention_merge(const Attention& c, const AttentionPiece& p, int first, int last,
@@ -238,10 +216,7 @@ inline void attention_merge(const Attention& c, const AttentionPiece& p, int fir
         clear_sums(total, padded);
         for (std::int64_t i = 0; i < p.spans; ++i)
             merge_sums(total, p.partial + (r * p.spans + i) * entry, padded);
-        const int token = p.first_token + r / c.group();
-        const int head = p.kv_head * c.group() + r % c.group();
-        finish_row(c, total, head,
-                   c.out + (static_cast<std::int64_t>(token) * c.heads + head) * c.value_dim);
+        finish_piece_row(c, p, r, total);
     }
 }
 

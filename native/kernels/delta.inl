@@ -31,12 +31,12 @@ inline void conv_channels(const Conv& c, int sequence, std::int64_t at, int n, f
         float* y = c.y + (first + t) * c.channels + at;
         for (int i = 0; i < n; i += F32::N) {
             const int lanes = n - i < F32::N ? n - i : F32::N;
-            F32 sum = c.bias == nullptr ? F32::zero() : F32::load_partial(c.bias + at + i, lanes);
+            F32 sum = c.bias == nullptr ? F32::zero() : load_lanes(c.bias + at + i, lanes);
             for (int k = 0; k < c.kernel; ++k)
-                sum = fma(F32::load_partial(taps + k * kConvChannels + i, lanes),
-                          F32::load_partial(input(t - past + k) + i, lanes), sum);
+                sum = fma(load_lanes(taps + k * kConvChannels + i, lanes),
+                          load_lanes(input(t - past + k) + i, lanes), sum);
             if (c.silu) sum = silu(sum);
-            sum.store_partial(y + i, lanes);
+            store_lanes(sum, y + i, lanes);
         }
     }
     for (int k = 0; k < past; ++k) {
@@ -66,7 +66,7 @@ inline void scaled_key(const float* x, int n, bool normalize, float scale, float
     const float by = normalize ? scale / std::sqrt(sum_of_squares(x, n) + 1e-6f) : scale;
     for (int i = 0; i < n; i += F32::N) {
         const int lanes = n - i < F32::N ? n - i : F32::N;
-        (F32::load_partial(x + i, lanes) * F32::set1(by)).store_partial(y + i, lanes);
+        store_lanes(load_lanes(x + i, lanes) * F32::set1(by), y + i, lanes);
     }
 }
 
@@ -115,14 +115,14 @@ inline void load_columns(const float* from, int n, F32* v) {
         if (left >= F32::N)
             v[u] = F32::load(from + u * F32::N);
         else
-            v[u] = left > 0 ? F32::load_partial(from + u * F32::N, left) : F32::zero();
+            v[u] = left > 0 ? load_lanes(from + u * F32::N, left) : F32::zero();
     }
 }
 
 inline void store_columns(const F32* v, int n, float* to) {
     for (int u = 0; u * F32::N < n; ++u) {
         const int left = n - u * F32::N;
-        v[u].store_partial(to + u * F32::N, left < F32::N ? left : F32::N);
+        store_lanes(v[u], to + u * F32::N, left < F32::N ? left : F32::N);
     }
 }
 

@@ -5,6 +5,7 @@
 #include "norm.inl"
 
 #include "delta.inl"
+#include "kv_tile.inl"
 #include "panel.inl"
 #include "route.inl"
 

@@ -2,6 +2,17 @@
 
 namespace headrace::HEADRACE_ISA {
 
+// Whole vectors take the plain instruction: a masked one costs many times as much on some CPUs.
+inline F32 load_lanes(const float* p, int n) {
+    return n == F32::N ? F32::load(p) : F32::load_partial(p, n);
+}
+inline void store_lanes(F32 v, float* p, int n) {
+    if (n == F32::N)
+        v.store(p);
+    else
+        v.store_partial(p, n);
+}
+
 inline float sum_of_squares(const float* x, std::int64_t width) {
     F32 a[4] = {F32::zero(), F32::zero(), F32::zero(), F32::zero()};
     std::int64_t i = 0;
@@ -12,7 +23,7 @@ inline float sum_of_squares(const float* x, std::int64_t width) {
         }
     for (; i < width; i += F32::N) {
         const int left = width - i < F32::N ? static_cast<int>(width - i) : F32::N;
-        const F32 v = F32::load_partial(x + i, left);
+        const F32 v = load_lanes(x + i, left);
         a[0] = fma(v, v, a[0]);
     }
     return ((a[0] + a[1]) + (a[2] + a[3])).reduce_add();
@@ -20,7 +31,7 @@ inline float sum_of_squares(const float* x, std::int64_t width) {
 
 inline F32 norm_weight(const RmsNorm& c, std::int64_t i, int n) {
     if (c.weight == nullptr) return F32::set1(1.0f);
-    const F32 w = F32::load_partial(c.weight + i, n);
+    const F32 w = load_lanes(c.weight + i, n);
     return c.plus_one ? w + F32::set1(1.0f) : w;
 }
 
@@ -32,9 +43,9 @@ inline void rms_norm_rows(const RmsNorm& c, std::int64_t first, std::int64_t las
         const F32 r = F32::set1(1.0f / std::sqrt(mean + c.eps));
         for (std::int64_t i = 0; i < c.width; i += F32::N) {
             const int n = c.width - i < F32::N ? static_cast<int>(c.width - i) : F32::N;
-            F32 v = F32::load_partial(x + i, n) * r * norm_weight(c, i, n);
-            if (c.gate != nullptr) v = v * silu(F32::load_partial(c.gate + row * c.width + i, n));
-            v.store_partial(y + i, n);
+            F32 v = load_lanes(x + i, n) * r * norm_weight(c, i, n);
+            if (c.gate != nullptr) v = v * silu(load_lanes(c.gate + row * c.width + i, n));
+            store_lanes(v, y + i, n);
         }
     }
 }
@@ -42,12 +53,12 @@ inline void rms_norm_rows(const RmsNorm& c, std::int64_t first, std::int64_t las
 inline void rotate_halves(float* x, const float* cos, const float* sin, std::int64_t half) {
     for (std::int64_t i = 0; i < half; i += F32::N) {
         const int n = half - i < F32::N ? static_cast<int>(half - i) : F32::N;
-        const F32 a = F32::load_partial(x + i, n);
-        const F32 b = F32::load_partial(x + half + i, n);
-        const F32 co = F32::load_partial(cos + i, n);
-        const F32 si = F32::load_partial(sin + i, n);
-        (a * co - b * si).store_partial(x + i, n);
-        (b * co + a * si).store_partial(x + half + i, n);
+        const F32 a = load_lanes(x + i, n);
+        const F32 b = load_lanes(x + half + i, n);
+        const F32 co = load_lanes(cos + i, n);
+        const F32 si = load_lanes(sin + i, n);
+        store_lanes(a * co - b * si, x + i, n);
+        store_lanes(b * co + a * si, x + half + i, n);
     }
 }
 

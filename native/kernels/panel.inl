@@ -1,4 +1,4 @@
-// The two small products inside attention, C = A B and C += A B, and the loading of key tiles.
+// The two small products inside attention: C = A B and C += A B.
 //
 // Invariant: element (r, j) sums over the depth in ascending order, whatever rows and columns are
 // computed together.
@@ -86,80 +86,6 @@ inline void panel_product(const Panel& p, int rows, int vectors) {
             default:
                 break;
         }
-    }
-}
-
-inline F32 load_kv(const float* p) { return F32::load(p); }
-inline F32 load_kv(const std::uint16_t* p) { return F32::from_bf16(p); }
-inline float one_kv(float x) { return x; }
-inline float one_kv(std::uint16_t x) { return float_from_bf16(x); }
-
-#if defined(HEADRACE_SIMD_AVX2) || defined(HEADRACE_SIMD_AVX512)
-inline constexpr int kTurned = 8;
-
-inline __m256 load_eight(const float* p) { return _mm256_loadu_ps(p); }
-inline __m256 load_eight(const std::uint16_t* p) {
-    const __m128i h = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
-}
-
-// to[i * stride + r] = rows[r][i] for 8 rows and 8 columns.
-template <class T>
-inline void turn_block(const T* const* rows, std::int64_t at, float* to, std::int64_t stride) {
-    __m256 a[8], b[8];
-#pragma GCC unroll 8
-    for (int r = 0; r < 8; ++r) a[r] = load_eight(rows[r] + at);
-#pragma GCC unroll 4
-    for (int r = 0; r < 8; r += 2) {
-        b[r] = _mm256_unpacklo_ps(a[r], a[r + 1]);
-        b[r + 1] = _mm256_unpackhi_ps(a[r], a[r + 1]);
-    }
-#pragma GCC unroll 2
-    for (int h = 0; h < 8; h += 4) {
-        a[h] = _mm256_shuffle_ps(b[h], b[h + 2], 0x44);
-        a[h + 1] = _mm256_shuffle_ps(b[h], b[h + 2], 0xee);
-        a[h + 2] = _mm256_shuffle_ps(b[h + 1], b[h + 3], 0x44);
-        a[h + 3] = _mm256_shuffle_ps(b[h + 1], b[h + 3], 0xee);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-        _mm256_storeu_ps(to + i * stride, _mm256_permute2f128_ps(a[i], a[i + 4], 0x20));
-        _mm256_storeu_ps(to + (i + 4) * stride, _mm256_permute2f128_ps(a[i], a[i + 4], 0x31));
-    }
-}
-#else
-inline constexpr int kTurned = 4;
-
-template <class T>
-inline void turn_block(const T* const* rows, std::int64_t at, float* to, std::int64_t stride) {
-    float lanes[4][F32::N];
-    for (int r = 0; r < 4; ++r) load_kv(rows[r] + at).store(lanes[r]);
-    for (int i = 0; i < 4; ++i)
-        for (int r = 0; r < 4; ++r) to[i * stride + r] = lanes[r][i];
-}
-#endif
-
-// to[d, j] = rows[j][d]: a tile of keys with one key per column.
-template <class T>
-inline void turn_keys(const T* const* rows, int keys, int dim, float* to, std::int64_t stride) {
-    for (int j = 0; j < keys; j += kTurned) {
-        int d = 0;
-        for (; d + kTurned <= dim; d += kTurned)
-            turn_block(rows + j, d, to + d * stride + j, stride);
-        for (; d < dim; ++d)
-            for (int r = 0; r < kTurned; ++r) to[d * stride + j + r] = one_kv(rows[j + r][d]);
-    }
-}
-
-// to[j, d] = rows[j][d], zeros up to `padded`.
-template <class T>
-inline void widen_values(const T* const* rows, int keys, int dim, float* to, int padded) {
-    for (int j = 0; j < keys; ++j) {
-        float* row = to + static_cast<std::int64_t>(j) * padded;
-        int d = 0;
-        for (; d + F32::N <= dim; d += F32::N) load_kv(rows[j] + d).store(row + d);
-        for (; d < dim; ++d) row[d] = one_kv(rows[j][d]);
-        for (; d < padded; ++d) row[d] = 0.0f;
     }
 }
 

@@ -8,14 +8,14 @@ inline void softmax(const float* x, int n, float* y) {
     F32 sums = F32::zero();
     for (int i = 0; i < n; i += F32::N) {
         const int lanes = n - i < F32::N ? n - i : F32::N;
-        const F32 e = exp(F32::load_partial(x + i, lanes) - F32::set1(top));
-        e.store_partial(y + i, lanes);
-        sums = sums + F32::load_partial(y + i, lanes);
+        const F32 e = exp(load_lanes(x + i, lanes) - F32::set1(top));
+        store_lanes(e, y + i, lanes);
+        sums = sums + load_lanes(y + i, lanes);
     }
     const F32 total = F32::set1(sums.reduce_add());
     for (int i = 0; i < n; i += F32::N) {
         const int lanes = n - i < F32::N ? n - i : F32::N;
-        (F32::load_partial(y + i, lanes) / total).store_partial(y + i, lanes);
+        store_lanes(load_lanes(y + i, lanes) / total, y + i, lanes);
     }
 }
 
@@ -71,7 +71,7 @@ inline void route_token(const Route& c, std::int64_t t, float* scratch) {
     } else {
         for (int i = 0; i < c.experts; i += F32::N) {
             const int lanes = c.experts - i < F32::N ? c.experts - i : F32::N;
-            sigmoid(F32::load_partial(logits + i, lanes)).store_partial(scores + i, lanes);
+            store_lanes(sigmoid(load_lanes(logits + i, lanes)), scores + i, lanes);
         }
     }
     for (int i = 0; i < c.experts; ++i)
