@@ -175,7 +175,7 @@ class Engine:
         Raises CapacityError beyond the context or while running requests hold the memory.
         """
         self._check_open()
-        check_tokens(tokens, vocab=self.vocab, most=self.context)
+        check_tokens(tokens, vocab=self.vocab, context=self.context, answer=0)
         logits = np.empty((len(tokens), self.vocab), dtype=np.float32)
         with self._scheduler.lend(len(tokens)) as (blocks, state):
             for start in range(0, len(tokens), self._limits.step_tokens):

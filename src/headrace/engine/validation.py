@@ -12,12 +12,12 @@ MAX_LOGPROBS = 1024
 
 def check_request(request: Request, *, vocab: int, context: int) -> None:
     """Raises RequestError (malformed) or CapacityError (longer than the context)."""
-    check_tokens(request.tokens, vocab=vocab, most=context - 1)
+    check_tokens(request.tokens, vocab=vocab, context=context, answer=1)
     _check_sampling(request.sampling, vocab)
 
 
-def check_tokens(tokens: Sequence[int], *, vocab: int, most: int) -> None:
-    """1 to `most` known token ids."""
+def check_tokens(tokens: Sequence[int], *, vocab: int, context: int, answer: int) -> None:
+    """Known token ids, at least one, that leave room for so many tokens of an answer."""
     if not tokens:
         raise RequestError("an empty prompt", field="tokens", expected="at least one token")
     if min(tokens) < 0 or max(tokens) >= vocab:
@@ -25,10 +25,11 @@ def check_tokens(tokens: Sequence[int], *, vocab: int, most: int) -> None:
         raise RequestError(
             f"the prompt holds token {bad}", field="tokens", expected=f"token ids 0 to {vocab - 1}"
         )
+    most = context - answer
     if len(tokens) > most:
         raise CapacityError(
             f"the prompt has {len(tokens)} tokens",
-            expected=f"at most {most}, the context less room for an answer",
+            expected=f"at most {most}, since the context is {context} tokens, answer included",
             fix="shorten the prompt or start the engine with a larger context",
         )
 
