@@ -1,0 +1,164 @@
+"""BandwidthProfile: what link and host were measured to carry, kept per machine and corrected.
+
+A profile is used only on the machine and model kind it was measured with.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from headrace.errors import ConfigError
+
+FORMAT, VERSION = "headrace-profile", 1
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRow:
+    """One number format, expert shape and thread count. Bytes/s and seconds."""
+
+    link: float  # each alone
+    host: float
+    link_shared: float  # both at once: measured, never assumed to subtract
+    host_shared: float
+    fill_s: float = 0.0  # fixed cost of a batch of fills
+    handoff_s: float = 0.0  # fixed cost of one trip to the host pool
+
+    def __post_init__(self) -> None:
+        rates = (self.link, self.host, self.link_shared, self.host_shared)
+        if not all(math.isfinite(rate) and rate > 0 for rate in rates):
+            raise ConfigError(
+                f"bandwidths {rates}", expected="numbers above 0, in bytes per second"
+            )
+        if not all(math.isfinite(cost) and cost >= 0 for cost in (self.fill_s, self.handoff_s)):
+            raise ConfigError(
+                f"fixed costs fill_s = {self.fill_s}, handoff_s = {self.handoff_s}",
+                expected="seconds, 0 or more",
+            )
+
+    @classmethod
+    def subtracting(cls, link: float, host: float) -> ProfileRow:
+        """From two bandwidths alone: the host keeps what the link leaves, as the paper assumes.
+
+        Equation 1 of arXiv 2608.16157. The host never falls below a hundredth of its own.
+        """
+        return cls(link, host, link, max(host - link, host / 100))
+
+
+@dataclass(frozen=True)
+class BandwidthProfile:
+    """Rows by layer kind, for example `mxfp4 2880x2880 t6`, measured on one machine."""
+
+    fingerprint: str  # of machine and model kind
+    rows: Mapping[str, ProfileRow] = field(default_factory=dict)
+
+    def row(self, kind: str) -> ProfileRow | None:
+        return self.rows.get(kind)
+
+    def save(self, path: Path) -> None:
+        """Readable in a diff; a torn write never replaces a good file."""
+        body = {
+            "format": FORMAT,
+            "version": VERSION,
+            "fingerprint": self.fingerprint,
+            "rows": {kind: asdict(row) for kind, row in self.rows.items()},
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_name(path.name + ".new")
+        fresh.write_text(json.dumps(body, indent=1, sort_keys=True) + "\n")
+        fresh.replace(path)
+
+    @classmethod
+    def load(cls, path: Path, fingerprint: str) -> BandwidthProfile:
+        """Raises ConfigError: missing, not a profile, of another version or another machine."""
+        body = _read(path)
+        if body.get("version") != VERSION:
+            raise _bad(path, f"profile version {body.get('version')!r}", f"version {VERSION}")
+        theirs = body.get("fingerprint")
+        if theirs != fingerprint:
+            raise _bad(path, f"a profile of {theirs!r}", f"one of {fingerprint!r}")
+        rows = body.get("rows")
+        if not isinstance(rows, dict):
+            raise _bad(path, "no rows", "an object of rows")
+        return cls(fingerprint, {str(kind): _row(path, kind, row) for kind, row in rows.items()})
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        body = json.loads(path.read_text())
+    except OSError as error:
+        raise _bad(path, str(error.strerror or error), "a bandwidth profile") from error
+    except ValueError as error:
+        raise _bad(path, "no JSON", "a bandwidth profile") from error
+    if not isinstance(body, dict) or body.get("format") != FORMAT:
+        raise _bad(path, "another kind of file", f'"format": "{FORMAT}"')
+    return body
+
+
+def _row(path: Path, kind: object, row: object) -> ProfileRow:
+    names = {f.name for f in fields(ProfileRow)}
+    if not isinstance(row, dict) or set(row) != names:
+        raise _bad(path, f"row {kind!r} with other fields", ", ".join(sorted(names)))
+    if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in row.values()):
+        raise _bad(path, f"row {kind!r} with a value that is no number", "numbers")
+    return ProfileRow(**row)
+
+
+def _bad(path: Path, found: str, expected: str) -> ConfigError:
+    return ConfigError(f"{path}: {found}", expected=expected, fix="run `headrace measure`")
+
+
+class Correction:
+    """Keeps a row true while it is used: a median over a window, blended in slowly.
+
+    The machine is not dedicated. One late step (a page fault, a context switch) moves nothing,
+    because a median of the last few decides; a lasting change is followed within a few windows.
+    """
+
+    def __init__(self, row: ProfileRow, *, window: int = 9, blend: float = 0.25) -> None:
+        assert window % 2 == 1
+        assert 0 < blend <= 1
+        self._row = row
+        self._blend = blend
+        self._link: deque[float] = deque(maxlen=window)
+        self._host: deque[float] = deque(maxlen=window)
+
+    @property
+    def row(self) -> ProfileRow:
+        return self._row
+
+    def observe(
+        self, row_bytes: int, fills: int, host: int, *, fill_s: float, host_s: float
+    ) -> None:
+        """One layer of one step: rows of each branch, and how long each took."""
+        row = self._row
+        if fills and fill_s > row.fill_s:
+            now = row.link_shared if host else row.link
+            seen = fills * row_bytes / (fill_s - row.fill_s)
+            row = _scaled(row, "link", self._factor(self._link, seen / now, row.link))
+        if host and host_s > row.handoff_s:
+            now = row.host_shared if fills else row.host
+            seen = host * row_bytes / (host_s - row.handoff_s)
+            row = _scaled(row, "host", self._factor(self._host, seen / now, row.host))
+        self._row = row
+
+    def _factor(self, seen: deque[float], ratio: float, alone: float) -> float:
+        """What to multiply a side's rates by. Seen rates are kept as if the side had been alone."""
+        seen.append(ratio * alone)
+        if len(seen) < (seen.maxlen or 0):
+            return 1.0
+        moved: float = (median(seen) / alone) ** self._blend
+        return moved
+
+
+def _scaled(row: ProfileRow, side: str, factor: float) -> ProfileRow:
+    """Both rates of one side: what slows a link slows it alone and shared."""
+    if side == "link":
+        return replace(row, link=row.link * factor, link_shared=row.link_shared * factor)
+    return replace(row, host=row.host * factor, host_shared=row.host_shared * factor)

@@ -1,0 +1,168 @@
+"""How many misses are filled over the link, which ones, and which stay with the host.
+
+Every miss ends in exactly one of the two sets, so no expert is ever dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from headrace.planning.facts import ExpertKey
+from headrace.planning.lru import Placement, SlotTable
+from headrace.planning.profile import ProfileRow
+
+FillRule = Callable[[int], int]  # misses -> fills, 0 <= fills <= misses
+
+# A split that is predicted to gain less than this over one branch alone is not worth its risk.
+GUARD = 0.03
+
+# Further uses of a filled row; between what small caches (1) and large ones (2 to 3) bear out in
+# `headrace simulate`, see docs/simulator.md.
+RETURNS = 1.5
+
+
+class MissPlan(NamedTuple):
+    """What one layer of one step does with each active expert."""
+
+    hits: tuple[ExpertKey, ...]
+    fills: tuple[Placement, ...]  # copied to the device, computed there, resident from now on
+    host: tuple[ExpertKey, ...]  # computed where they lie
+
+
+@dataclass(frozen=True, slots=True)
+class BranchTimes:
+    """Seconds of both branches of one layer's misses; they run at the same time."""
+
+    fill_s: float
+    host_s: float
+
+    @property
+    def step_s(self) -> float:
+        return max(self.fill_s, self.host_s)
+
+
+def fill_all(misses: int) -> int:
+    """Every miss goes over the link."""
+    return misses
+
+
+def fill_none(misses: int) -> int:
+    """Every miss is computed on the host; the cache never changes."""
+    del misses
+    return 0
+
+
+def paper(row: ProfileRow) -> FillRule:
+    """q* = m * B_P / B_H, at least one fill (arXiv 2608.16157, equation 3)."""
+    share = min(1.0, row.link / row.host)
+
+    def rule(misses: int) -> int:
+        return min(misses, max(1, round(misses * share)))
+
+    return rule
+
+
+def fraction(share: float) -> FillRule:
+    """A fixed share of the misses, rounded half up."""
+    assert 0.0 <= share <= 1.0
+
+    def rule(misses: int) -> int:
+        return int(misses * share + 0.5)
+
+    return rule
+
+
+def balanced(row: ProfileRow, row_bytes: int) -> FillRule:
+    """The fills with the least predicted time; of equals the most, because a fill warms the cache.
+
+    `row_bytes`: one expert.
+    """
+
+    def rule(misses: int) -> int:
+        times = [branch_times(row, row_bytes, misses, q).step_s for q in range(misses + 1)]
+        best = min(times)
+        return max(q for q, time_s in enumerate(times) if time_s == best)
+
+    return rule
+
+
+def investing(row: ProfileRow, row_bytes: int, returns: float = RETURNS) -> FillRule:
+    """As `balanced`, but a fill is credited with the host time that it saves later.
+
+    `returns`: further uses of a filled row, beyond those of the row it displaces. Where link and
+    host share one memory a split hardly shortens the step it is made in, and `balanced` alone may
+    leave the cache as cold as it is; this rule pays for what later steps gain.
+    """
+    credit_s = returns * row_bytes / row.host
+
+    def rule(misses: int) -> int:
+        costs = [
+            branch_times(row, row_bytes, misses, q).step_s - q * credit_s for q in range(misses + 1)
+        ]
+        best = min(costs)
+        return max(q for q, cost in enumerate(costs) if cost == best)
+
+    return rule
+
+
+def guarded(row: ProfileRow, row_bytes: int) -> FillRule:
+    """`balanced`, but the better of the two pure rules where the split gains 3% or less."""
+    best = balanced(row, row_bytes)
+
+    def rule(misses: int) -> int:
+        q = best(misses)
+        all_s = branch_times(row, row_bytes, misses, misses).step_s
+        none_s = branch_times(row, row_bytes, misses, 0).step_s
+        split_s = branch_times(row, row_bytes, misses, q).step_s
+        if split_s < min(all_s, none_s) * (1 - GUARD):
+            return q
+        return misses if all_s <= none_s else 0
+
+    return rule
+
+
+def branch_times(row: ProfileRow, row_bytes: int, misses: int, fills: int) -> BranchTimes:
+    """Predicted times. Where one branch is empty the other has the memory to itself."""
+    assert 0 <= fills <= misses
+    host = misses - fills
+    link = row.link_shared if host else row.link
+    cpu = row.host_shared if fills else row.host
+    return BranchTimes(
+        fill_s=row.fill_s + fills * row_bytes / link if fills else 0.0,
+        host_s=row.handoff_s + host * row_bytes / cpu if host else 0.0,
+    )
+
+
+def tabulate(rule: FillRule, most: int) -> tuple[int, ...]:
+    """`q[m]` for m = 0..most, so that a device only looks it up."""
+    table = tuple(rule(misses) for misses in range(most + 1))
+    assert all(0 <= q <= m for m, q in enumerate(table)), "a rule fills more than the misses"
+    return table
+
+
+def from_table(table: Sequence[int]) -> FillRule:
+    """The rule that was tabulated; misses beyond its end keep the last share."""
+    last = len(table) - 1
+
+    def rule(misses: int) -> int:
+        return table[misses] if misses <= last else misses * table[last] // last
+
+    return rule
+
+
+def plan_misses(active: Sequence[ExpertKey], slots: SlotTable, rule: FillRule) -> MissPlan:
+    """Decide one layer of one step and update the table. `active`: different experts of the layer.
+
+    Filled are the misses most likely to return, as the policy knew them before this step. Fewer
+    than the rule says are filled where the policy takes nothing in or the slots are too few.
+    """
+    hits, misses = slots.classify(active)
+    wanted = rule(len(misses)) if misses else 0
+    assert 0 <= wanted <= len(misses), "a rule fills more than the misses"
+    if wanted < len(misses):
+        misses = slots.likeliest(misses)
+    slots.touch(active)
+    fills = tuple(slots.admit(misses[:wanted], spared=active)) if wanted else ()
+    return MissPlan(tuple(hits), fills, tuple(misses[len(fills) :]))

@@ -1,0 +1,1 @@
+"""Planning replayed over recorded or made-up routing; no model and no device is needed."""
