@@ -54,12 +54,12 @@ def decode(
     out: Out = None,
 ) -> None:
     """Tokens per second of one stream, against the memory bandwidth measured in the same run."""
-    from headrace.bench import decode as measured  # noqa: PLC0415 start-up time
     from headrace.bench.checkpoint import Shape  # noqa: PLC0415 start-up time
+    from headrace.bench.decode import run as measure  # noqa: PLC0415 start-up time
 
     shape = Shape(hidden, width, experts, top_k, layers, dtype=dtype)
     run = Run(model, tokens, repeats, threads)
-    _report(measured.run, run, shape, as_json=as_json, out=out)
+    _report(measure, run, shape, as_json=as_json, out=out)
 
 
 @app.command("prefill")
@@ -78,12 +78,12 @@ def prefill(
     out: Out = None,
 ) -> None:
     """Tokens per second of a prompt, against bandwidth and matrix rate of the same run."""
-    from headrace.bench import prefill as measured  # noqa: PLC0415 start-up time
     from headrace.bench.checkpoint import Shape  # noqa: PLC0415 start-up time
+    from headrace.bench.prefill import run as measure  # noqa: PLC0415 start-up time
 
     shape = Shape(hidden, width, experts, top_k, layers, dtype=dtype)
     run = Run(model, tokens, repeats, threads)
-    _report(measured.run, run, shape, as_json=as_json, out=out)
+    _report(measure, run, shape, as_json=as_json, out=out)
 
 
 def _report(
