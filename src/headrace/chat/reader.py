@@ -35,7 +35,7 @@ class TurnReader:
         offered = tools if style.syntax is not None else ()
         self._detokenizer = Detokenizer(tokenizer, after_text=after_text)
         self._marks = MarkScanner(style, calls=bool(offered))
-        self._reasoning = ReasoningSplitter(in_reasoning=in_reasoning)
+        self._reasoning = ReasoningSplitter(in_reasoning=in_reasoning, goes_on=after_text)
         self._calls = CallReader(offered)
         self._stops = StopScanner(stop)
         self.reasoning_tokens = 0

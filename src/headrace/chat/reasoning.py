@@ -14,9 +14,10 @@ class ReasoningSplitter:
     token inside the thinking ends it, as models forget the closing mark there.
     """
 
-    def __init__(self, *, in_reasoning: bool) -> None:
+    def __init__(self, *, in_reasoning: bool, goes_on: bool = False) -> None:
+        """`goes_on`: the thinking or the text began in the prompt; nothing here is its start."""
         self.thinking = in_reasoning
-        self._fresh = True  # nothing of this thinking, or of the turn, delivered yet
+        self._fresh = not goes_on  # nothing of this thinking, or of the turn, delivered yet
         self._after = False  # right behind a thinking: line breaks are layout
         self._held = ""  # line breaks (thinking) or blank space (start of the turn)
 

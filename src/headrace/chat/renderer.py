@@ -125,7 +125,10 @@ class Renderer:
         )
 
     def constraint(self, request: ChatRequest, prompt: Prompt) -> GrammarConstraint | None:
-        """A fresh grammar for one answer to `prompt`, None if it is free."""
+        """A fresh grammar for one answer to `prompt`, None if it is free.
+
+        With `continue_last` it holds for what is added.
+        """
         return compile_constraint(
             self.tokenizer, request, self.style, reasoning=self._reasoning(prompt)
         )

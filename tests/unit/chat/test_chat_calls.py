@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.chat.reader import TurnReader
-from headrace.chat.types import TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
+from headrace.chat.types import TextDelta, Tool, ToolCallDelta, ToolCallEnd, ToolCallStart
 
 
 @pytest.mark.parametrize("name", ["hermes", "xml", "hermes_as_text", "xml_as_text"])
@@ -191,6 +191,15 @@ def test_xml_values_follow_the_schema(xml, xml_as_text, key, text, value):
         events = read(renderer, parameter(key, text))
         assert text_of(events) == ""
         assert calls(events) == [("get_weather", {key: value})]
+
+
+def test_a_schema_that_refers_to_itself(xml):
+    either = {"anyOf": [{"$ref": "#/$defs/a"}] * 9 + [{"type": "integer"}]}
+    loop = {"properties": {"city": either}, "$defs": {"a": either, "b": {"$ref": "#/$defs/b"}}}
+    endless = {"properties": {"city": {"$ref": "#/$defs/b"}}, "$defs": loop["$defs"]}
+    for parameters in (loop, endless):
+        events = read(xml, parameter("city", "5"), tools=(Tool("get_weather", "", parameters),))
+        assert calls(events) == [("get_weather", {"city": 5})]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ TEMPLATE = (
     "{% for m in messages %}<|start|>{{ m.role }}{% if m.tool_calls %} to=functions."
     "{{ m.tool_calls[0].function.name }}<|channel|>commentary json<|message|>"
     "{{ m.tool_calls[0].function.arguments | tojson }}<|call|>{% else %}<|channel|>final<|message|>"
-    "{{ m.content }}{{ '<|return|>' if loop.last and m.role == 'assistant' else '<|end|>' }}{% endif %}"
+    "{{ m.content }}{% if loop.last and m.role == 'assistant' %}<|return|>{% else %}<|end|>"
+    "{% endif %}{% endif %}"
     "{% endfor %}{% for t in tools or [] %}{{ t.function.name }}"
     "{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )

@@ -114,6 +114,12 @@ def test_a_call_inside_the_thinking_ends_it(hermes):
     assert calls(events) == [("get_weather", {"city": "Paris", "days": 3})]
 
 
+def test_line_breaks_stay_where_the_prompt_began_the_turn(hermes):
+    for thinking, kind in ((True, ReasoningDelta), (False, TextDelta)):
+        events = read(hermes, "\n\nthen", in_reasoning=thinking, after_text=True)
+        assert events == [kind("\n\nthen")]
+
+
 def test_reasoning_tokens_are_counted(hermes):
     tokenizer = hermes.tokenizer
     reader = TurnReader(tokenizer, hermes.style, in_reasoning=True)

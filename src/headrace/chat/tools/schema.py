@@ -11,6 +11,7 @@ from typing import Any
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
 _MAX_REFS = 16
 _MAX_LITERAL = 1 << 16  # characters of a Python literal that is tried where JSON fails
+_ANYTHING: Mapping[str, Any] = {}
 ALL_TYPES = frozenset(("string", "number", "integer", "boolean", "object", "array", "null"))
 
 
@@ -23,18 +24,36 @@ def parameter_types(parameters: Mapping[str, Any], key: str) -> set[str]:
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`schema` behind its local references; empty, which allows anything, if there is none."""
     for _ in range(_MAX_REFS):
         if not isinstance(schema, Mapping):
-            return {}
+            return _ANYTHING
         ref = schema.get("$ref")
         if not isinstance(ref, str) or not ref.startswith("#"):
             return schema
         schema = _at_pointer(root, ref[1:])
-    return {}
+    return _ANYTHING
 
 
-def schema_types(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0) -> set[str]:
+def schema_types(schema: Mapping[str, Any], root: Mapping[str, Any]) -> set[str]:
     """The JSON types `schema` allows; all of them if it does not say."""
+    types: set[str] = set()
+    waiting: list[Mapping[str, Any]] = [schema]
+    seen: set[int] = set()  # a schema may refer to itself, and to others many times
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        inner = one.get("anyOf", one.get("oneOf"))
+        if isinstance(inner, list) and not any(key in one for key in ("type", "const", "enum")):
+            waiting += [resolved(choice, root) for choice in inner]
+        else:
+            types |= _own_types(one)
+    return types or set(ALL_TYPES)
+
+
+def _own_types(schema: Mapping[str, Any]) -> set[str]:
     stated = schema.get("type")
     if isinstance(stated, str):
         return {stated} & ALL_TYPES or set(ALL_TYPES)
@@ -43,13 +62,8 @@ def schema_types(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int 
     if "const" in schema:
         return {_type_of(schema["const"])}
     if isinstance(schema.get("enum"), list):
-        return {_type_of(value) for value in schema["enum"]} or set(ALL_TYPES)
-    for key in ("anyOf", "oneOf"):
-        if isinstance(schema.get(key), list) and depth < _MAX_REFS:
-            return _union(schema[key], root, depth) or set(ALL_TYPES)
-    if isinstance(schema.get("properties"), Mapping):
-        return {"object"}
-    return set(ALL_TYPES)
+        return {_type_of(value) for value in schema["enum"]}
+    return {"object"} if isinstance(schema.get("properties"), Mapping) else set(ALL_TYPES)
 
 
 def is_text(types: Iterable[str]) -> bool:
@@ -71,13 +85,6 @@ def to_json(text: str, types: set[str]) -> str:
     if "array" in types and trimmed[:1] == "[" and (found := _container(trimmed)) is not None:
         return found
     return json.dumps(text, ensure_ascii=False)
-
-
-def _union(schemas: list[Any], root: Mapping[str, Any], depth: int) -> set[str]:
-    types: set[str] = set()
-    for schema in schemas:
-        types |= schema_types(resolved(schema, root), root, depth + 1)
-    return types
 
 
 def _container(text: str) -> str | None:
