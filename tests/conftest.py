@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).parent / "fixtures"))  # for `import tiny`, `
 settings.register_profile(
     "headrace",
     deadline=None,
-    max_examples=60,
+    max_examples=40,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("headrace")

@@ -62,7 +62,7 @@ def test_preemption_changes_no_token(recurrent: bool) -> None:
         assert together[id] == truth(prompt, sampling, recurrent=recurrent)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     data=st.data(),
     blocks=st.integers(8, 24),

@@ -138,6 +138,17 @@ def test_the_oldest_is_never_preempted() -> None:
     assert scheduler.idle
 
 
+def test_a_newcomer_leaves_room_to_grow() -> None:
+    scheduler = Scheduler(limits(context=16, blocks=4, step_tokens=16))
+    submit(scheduler, request(12, max_tokens=4), request(2))
+    for _ in range(4):  # the fourth block is for the first one's answer
+        step = must_step(scheduler)
+        assert set(lengths(step)) == {1}
+        commit(scheduler, step)
+    assert lengths(must_step(scheduler)) == {2: 2}
+    assert scheduler.preemptions == 0
+
+
 def test_state_slots_bound_what_runs() -> None:
     scheduler = Scheduler(limits(state_slots=2))
     submit(scheduler, *[request(2, max_tokens=1) for _ in range(3)])
