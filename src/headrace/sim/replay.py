@@ -1,7 +1,8 @@
 """Replay of recorded decode routing through the engine's own table, policies and fill rules.
 
-Every decode step of a trace counts, the cold start included; policies with a fixed set start with
-it resident, which flatters them. A prompt moves nothing unless the policy asks for it.
+Every decode step of a trace counts, the cold start included; policies with a set of their own start
+with it resident, which flatters them: Belady's bound is that of a cache that starts empty. A prompt
+moves nothing unless the policy asks for it.
 """
 
 from __future__ import annotations
