@@ -71,6 +71,8 @@ class FakeModel:
         kv = state[0]
         assert isinstance(kv, KvPool)
         size, wanted = spans.block_size, set(batch.rows_N.tolist())
+        named = spans.blocks_SB[spans.blocks_SB != 0].tolist()
+        assert len(named) == len(set(named)), "a row names a block of another sequence"
         rows: dict[int, np.ndarray] = {}
         for s in range(spans.sequences):
             first, last = int(spans.offsets_S1[s]), int(spans.offsets_S1[s + 1])
