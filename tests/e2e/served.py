@@ -47,7 +47,7 @@ class Served:
     url: str = ""
 
     @classmethod
-    def start(cls, model: Path, *flags: str, wait_s: float = 60) -> Served:
+    def start(cls, model: Path, *flags: str, wait_s: float = 110) -> Served:
         process = subprocess.Popen(
             [*COMMAND, "serve", str(model), "--port", "0", *flags],
             stderr=subprocess.PIPE, text=True, env=environment(),

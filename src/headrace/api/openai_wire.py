@@ -240,7 +240,7 @@ class CompletionChunks:
             yield {**self._chunk([]), "usage": usage_json(usage)}
 
     def _chunk(self, choices: list[Json]) -> Json:
-        return {
+        chunk: Json = {
             "id": self._id,
             "object": "text_completion",
             "created": self._envelope.created,
@@ -248,6 +248,9 @@ class CompletionChunks:
             "system_fingerprint": None,
             "choices": choices,
         }
+        if self._envelope.stream is not None and self._envelope.stream.include_usage:
+            chunk["usage"] = None
+        return chunk
 
 
 Chunks = ChatChunks | CompletionChunks

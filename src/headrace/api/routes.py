@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ from headrace.api.session import Session, Turn
 from headrace.api.sse import COMMENT, DONE, EventStream, Gone, Patience, frame, until_gone
 from headrace.engine.request import Sampling
 from headrace.errors import HeadraceError
+
+log = logging.getLogger("headrace.api")
 
 CLIENT_LEFT = 499  # never received: for the log and the metrics
 
@@ -205,6 +208,7 @@ class _Run:
             for chunk in self.chunks.last(self.turn.usage):
                 yield frame(chunk)
         except HeadraceError as error:
+            log.warning("an answer was cut: %s", error)
             yield frame(error_body(error))
         # Clients repeat a whole request when the end mark is missing, so it comes after errors too.
         yield DONE
