@@ -219,7 +219,7 @@ void attention(Pool& pool, const Attention& c) {
 }
 
 void conv(Pool& pool, const Conv& c) {
-    constexpr std::int64_t kChannels = 64;
+    constexpr std::int64_t kChannels = Conv::kChannels;
     require(c.kernel >= 1 && c.channels >= 1,
             "a kernel of " + number(c.kernel) + " over " + number(c.channels) + " channels",
             "at least 1 of each");

@@ -103,6 +103,8 @@ struct AttentionPiece {
 };
 
 struct Conv {
+    static constexpr int kChannels = 512;  // channels that one pass over the tokens takes
+
     const float* x;
     std::int64_t tokens;
     std::int64_t x_stride;

@@ -2,38 +2,39 @@
 
 namespace headrace::HEADRACE_ISA {
 
-inline constexpr int kConvChannels = 64;
-
 inline std::size_t conv_scratch_nbytes(const Conv& c) {
-    return static_cast<std::size_t>(2 * c.kernel) * kConvChannels * sizeof(float);
+    return static_cast<std::size_t>(2 * c.kernel) * Conv::kChannels * sizeof(float);
 }
 
-// Channels [at, at + n) with n <= kConvChannels. Token by token, so that a row of x is read as a
-// run of cache lines, once: the older taps find it in L1.
+// Channels [at, at + n) with n <= Conv::kChannels. Token by token, so that a row of x is read as a
+// run of cache lines, once. kKernel is the number of taps where it is known (then the compiler can
+// turn weights and state with shuffles), or 0.
+template <int kKernel>
 inline void conv_channels(const Conv& c, int sequence, std::int64_t at, int n, float* scratch) {
-    const int past = c.kernel - 1;
+    const int kernel = kKernel > 0 ? kKernel : c.kernel;
+    const int past = kernel - 1;
     const std::int64_t first = c.offsets[sequence];
     const std::int64_t tokens = c.offsets[sequence + 1] - first;
-    float* taps = scratch;                                // [kernel, kConvChannels]
-    float* history = scratch + c.kernel * kConvChannels;  // [past, kConvChannels]
+    float* taps = scratch;                                // [kernel, Conv::kChannels]
+    float* history = scratch + kernel * Conv::kChannels;  // [past, Conv::kChannels]
     float* state =
         c.state + (static_cast<std::int64_t>(c.slots[sequence]) * c.channels + at) * past;
-    for (int i = 0; i < n; ++i) {
-        for (int k = 0; k < c.kernel; ++k)
-            taps[k * kConvChannels + i] = c.weight[(at + i) * c.kernel + k];
-        for (int k = 0; k < past; ++k) history[k * kConvChannels + i] = state[i * past + k];
-    }
+    const float* weight = c.weight + at * kernel;
+    for (int i = 0; i < n; ++i)
+        for (int k = 0; k < kernel; ++k) taps[k * Conv::kChannels + i] = weight[i * kernel + k];
+    for (int i = 0; i < n; ++i)
+        for (int k = 0; k < past; ++k) history[k * Conv::kChannels + i] = state[i * past + k];
     const float* x = c.x + first * c.x_stride + at;
     const auto input = [&](std::int64_t t) {  // t >= -past
-        return t < 0 ? history + (t + past) * kConvChannels : x + t * c.x_stride;
+        return t < 0 ? history + (t + past) * Conv::kChannels : x + t * c.x_stride;
     };
     for (std::int64_t t = 0; t < tokens; ++t) {
         float* y = c.y + (first + t) * c.channels + at;
         for (int i = 0; i < n; i += F32::N) {
             const int lanes = n - i < F32::N ? n - i : F32::N;
             F32 sum = c.bias == nullptr ? F32::zero() : load_lanes(c.bias + at + i, lanes);
-            for (int k = 0; k < c.kernel; ++k)
-                sum = fma(load_lanes(taps + k * kConvChannels + i, lanes),
+            for (int k = 0; k < kernel; ++k)
+                sum = fma(load_lanes(taps + k * Conv::kChannels + i, lanes),
                           load_lanes(input(t - past + k) + i, lanes), sum);
             if (c.silu) sum = silu(sum);
             store_lanes(sum, y + i, lanes);
@@ -41,17 +42,20 @@ inline void conv_channels(const Conv& c, int sequence, std::int64_t at, int n, f
     }
     for (int k = 0; k < past; ++k) {
         const float* kept = input(tokens - past + k);
-        for (int i = 0; i < n; ++i) state[i * past + k] = kept[i];
+        std::memcpy(taps + k * Conv::kChannels, kept, static_cast<std::size_t>(n) * sizeof(float));
     }
+    for (int i = 0; i < n; ++i)
+        for (int k = 0; k < past; ++k) state[i * past + k] = taps[k * Conv::kChannels + i];
 }
 
 inline void conv_piece(const Conv& c, int sequence, std::int64_t first, std::int64_t last,
                        std::byte* scratch) {
     if (c.offsets[sequence] == c.offsets[sequence + 1]) return;
-    for (std::int64_t at = first; at < last; at += kConvChannels)
-        conv_channels(c, sequence, at,
-                      static_cast<int>(last - at < kConvChannels ? last - at : kConvChannels),
-                      reinterpret_cast<float*>(scratch));
+    const auto run = c.kernel == 4 ? conv_channels<4> : conv_channels<0>;
+    for (std::int64_t at = first; at < last; at += Conv::kChannels)
+        run(c, sequence, at,
+            static_cast<int>(last - at < Conv::kChannels ? last - at : Conv::kChannels),
+            reinterpret_cast<float*>(scratch));
 }
 
 inline constexpr int kDeltaVectors = Delta::kColumns / F32::N;
