@@ -1,0 +1,164 @@
+// The mixer kernels under the sanitizers: every call, odd shapes, more threads than cores.
+// What they compute is checked against float64 by the Python tests; here one thread and four must
+// agree to the bit, and every byte written must be the caller's.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "../mixers.hpp"
+
+namespace {
+
+using namespace headrace;
+
+std::vector<float> noise(std::size_t n, float scale = 1.0f) {
+    static std::uint32_t state = 7;
+    std::vector<float> out(n);
+    for (float& f : out) {
+        state = state * 1664525u + 1013904223u;
+        f = (static_cast<float>(state >> 8) / 8388608.0f - 1.0f) * scale;
+    }
+    return out;
+}
+
+void check(bool ok, const std::string& what) {
+    if (ok) return;
+    std::fprintf(stderr, "failed: %s\n", what.c_str());
+    std::exit(1);
+}
+
+// Runs `call` with each pool on its own copy of `data`, which must come out equal and without NaN.
+template <class F>
+void same_bits(const std::vector<float>& data, const std::string& what, std::vector<Pool*> pools,
+               F&& call) {
+    std::vector<std::vector<float>> results;
+    for (Pool* pool : pools) {
+        results.push_back(data);
+        call(*pool, results.back().data());
+    }
+    for (const auto& r : results)
+        check(std::memcmp(r.data(), results[0].data(), r.size() * sizeof(float)) == 0, what);
+    for (const float f : results[0]) check(!std::isnan(f), what + " left a NaN");
+}
+
+const float kNaN = std::numeric_limits<float>::quiet_NaN();
+using Pools = std::vector<Pool*>;
+
+void norms(const Pools& pools) {
+    for (const int width : {1, 63, 512}) {
+        const std::int64_t rows = 400;
+        const auto x = noise(static_cast<std::size_t>(rows * width));
+        const auto w = noise(static_cast<std::size_t>(width));
+        const auto gate = noise(x.size());
+        same_bits(std::vector<float>(x.size(), kNaN), "rms_norm", pools, [&](Pool& p, float* y) {
+            rms_norm(p,
+                     {x.data(), gate.data(), rows, width, width, w.data(), 1e-6f, false, y, width});
+        });
+        const std::int64_t rotated = width / 2 * 2;
+        const auto turn = noise(static_cast<std::size_t>(rows * rotated / 2 + 1));
+        for (const bool interleaved : {false, true})
+            same_bits(x, "rope", pools, [&](Pool& p, float* y) {
+                rope(p, {y, rows, 1, width, width, turn.data(), turn.data(), rotated, interleaved});
+            });
+    }
+}
+
+void keys(const Pools& pools) {
+    const std::int64_t tokens = 500, width = 70;
+    const auto x = noise(static_cast<std::size_t>(tokens * width));
+    std::vector<std::int64_t> slots;
+    for (std::int64_t t = 0; t < tokens; ++t) slots.push_back(tokens - 1 - t);
+    for (const int format : {0, 1}) {
+        const std::size_t floats = x.size() / (format == 0 ? 1 : 2);
+        same_bits(std::vector<float>(floats, 1.0f), "store_kv", pools, [&](Pool& p, float* y) {
+            store_kv(p, {x.data(), tokens, width, width, slots.data(),
+                         reinterpret_cast<std::byte*>(y), format});
+        });
+    }
+}
+
+void attends(const Pools& pools, int heads, int kv_heads, int dim, int value_dim, int window) {
+    const std::vector<std::int32_t> offsets = {0, 1, 41, 41, 44}, contexts = {1500, 0, 9, 250};
+    const std::int64_t block = 16, max_blocks = 94;
+    std::vector<std::int32_t> blocks(4 * static_cast<std::size_t>(max_blocks));
+    for (std::size_t i = 0; i < blocks.size(); ++i)
+        blocks[i] = static_cast<std::int32_t>(i * 7 % blocks.size());
+    const auto rows = blocks.size() * static_cast<std::size_t>(block * kv_heads);
+    const auto k = noise(rows * static_cast<std::size_t>(dim));
+    const auto v = noise(rows * static_cast<std::size_t>(value_dim));
+    const auto q = noise(44 * static_cast<std::size_t>(heads * dim));
+    const auto sinks = noise(static_cast<std::size_t>(heads));
+    const std::size_t out = 44 * static_cast<std::size_t>(heads * value_dim);
+    same_bits(std::vector<float>(out, kNaN), "attention", pools, [&](Pool& p, float* y) {
+        attention(p, {q.data(), heads * dim, reinterpret_cast<const std::byte*>(k.data()),
+                      reinterpret_cast<const std::byte*>(v.data()), kF32, y, 4, offsets.data(),
+                      contexts.data(), blocks.data(), max_blocks, block, heads, kv_heads, dim,
+                      value_dim, 0.3f, window, window > 0 ? sinks.data() : nullptr});
+    });
+}
+
+void states(const Pools& pools) {
+    const std::vector<std::int32_t> offsets = {0, 1, 60, 60, 63}, slots = {2, 0, 1, 3};
+    const std::int64_t tokens = 63;
+    for (const int kernel : {1, 3, 4}) {
+        const std::int64_t channels = 700;
+        const auto x = noise(static_cast<std::size_t>(tokens * channels));
+        const auto w = noise(static_cast<std::size_t>(channels * kernel));
+        const auto start = noise(static_cast<std::size_t>(4 * channels * (kernel - 1)));
+        same_bits(std::vector<float>(x.size(), kNaN), "conv", pools, [&](Pool& p, float* y) {
+            auto state = start;
+            conv(p, {x.data(), tokens, channels, channels, kernel, w.data(), nullptr, 4,
+                     offsets.data(), slots.data(), state.data(), true, y});
+        });
+    }
+    for (const int dim : {5, 40, 64}) {
+        const int width = dim + 3;
+        const auto qk = noise(static_cast<std::size_t>(tokens * 2 * dim));
+        const auto v = noise(static_cast<std::size_t>(tokens * 4 * width));
+        const auto decay = std::vector<float>(static_cast<std::size_t>(tokens * 4), -0.1f);
+        const auto state = noise(static_cast<std::size_t>(4 * 4 * dim * width));
+        std::vector<float> out(state);
+        out.resize(state.size() + v.size(), kNaN);
+        same_bits(out, "delta", pools, [&](Pool& p, float* y) {
+            delta(p, {qk.data(), qk.data(), v.data(), 2 * dim, 2 * dim, 4 * width, decay.data(),
+                      decay.data(), y + state.size(), 4, offsets.data(), slots.data(), y, 2, 4, dim,
+                      width, true, 0.2f});
+        });
+    }
+}
+
+void routes(const Pools& pools) {
+    for (const int experts : {4, 60, 128}) {
+        const std::int64_t tokens = 200;
+        const auto logits = noise(static_cast<std::size_t>(tokens * experts), 4.0f);
+        const auto bias = noise(static_cast<std::size_t>(experts));
+        for (const int score : {0, 1, 2})
+            same_bits(std::vector<float>(tokens * 4, kNaN), "route", pools, [&](Pool& p, float* y) {
+                std::vector<std::int32_t> ids(tokens * 4, -1);
+                route(p, {logits.data(), tokens, experts, 4, score, bias.data(), 4, 2, true, 0.0f,
+                          1.0f, ids.data(), y});
+                for (const std::int32_t id : ids) check(id >= 0 && id < experts, "route ids");
+            });
+    }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    const std::string isa = argc > 1 ? argv[1] : "";
+    Pool one(1, false, isa);
+    Pool four(4, false, isa);
+    const Pools pools = {&one, &four, &four};
+    norms(pools);
+    keys(pools);
+    attends(pools, 3, 1, 24, 24, 0);
+    attends(pools, 8, 2, 63, 40, 100);
+    attends(pools, 4, 4, 128, 64, 300);
+    states(pools);
+    routes(pools);
+    std::printf("ok %s\n", one.kernels().name);
+}
