@@ -125,6 +125,13 @@ def test_no_token_of_weight_zero_is_ever_drawn() -> None:
         assert {pick(logits, s, u) for u in (0.0, 0.49, 0.51, almost)} == {3, 7}
 
 
+def test_top_p_is_a_share_of_all_that_top_k_kept_even_where_min_p_drops_most() -> None:
+    weights = np.array([1.0, 0.3, 0.3, *[0.005] * 500])
+    s = Sampling(top_k=503, top_p=0.3, min_p=0.02)  # 0.3 of 4.1 is 1.23: the first two
+    logits = np.log(weights).astype(np.float32)
+    assert {pick(logits, s, u) for u in np.linspace(0, 0.999, 50)} == {0, 1}
+
+
 def test_ties_go_to_lower_ids() -> None:
     logits = np.zeros(1000, dtype=np.float32)
     s = Sampling(top_k=3)

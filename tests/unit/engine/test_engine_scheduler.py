@@ -92,12 +92,13 @@ def test_prompts_share_a_step_and_short_ones_leave_the_rest() -> None:
 def test_more_sequences_than_step_tokens_take_turns() -> None:
     scheduler = Scheduler(limits(step_tokens=2))
     submit(scheduler, *[request(1, max_tokens=6) for _ in range(4)])
-    turns: dict[int, int] = {}
+    turns = dict.fromkeys(range(1, 5), 0)
     for _ in range(12):
         step = must_step(scheduler)
         assert step.tokens == 2
         for id in lengths(step):
-            turns[id] = turns.get(id, 0) + 1
+            turns[id] += 1
+        assert max(turns.values()) - min(turns.values()) <= 1
         commit(scheduler, step)
     assert turns == {1: 6, 2: 6, 3: 6, 4: 6}
     assert scheduler.idle
