@@ -64,12 +64,14 @@ std::vector<const KernelTable*> tables() {
     std::vector<const KernelTable*> found{&scalar::table()};
 #if defined(__x86_64__)
     if (cpu().avx2) found.push_back(&avx2::table());
+#if !defined(HEADRACE_NARROW)
     if (cpu().avx512_bf16) {
         found.push_back(&avx512bf16::table());
     } else if (cpu().avx512) {
         found.push_back(&avx512::table());
     }
     if (cpu().amx_bf16) found.push_back(&amx::table());
+#endif
 #elif defined(__aarch64__)
     found.push_back(&neon::table());
 #endif

@@ -11,7 +11,8 @@
 namespace headrace {
 namespace {
 
-constexpr std::size_t kPieceNbytes = 128 << 10;
+constexpr std::size_t kPieceNbytes = 256 << 10;
+constexpr int kLeastStreamRows = 32;
 constexpr std::size_t kHiddenNbytes = std::size_t{256} << 20;  // h of one chunk of tokens
 
 // One (token, expert) pair, in the order of the work: by expert, then by token.
@@ -73,11 +74,13 @@ Plan plan_groups(Arena& arena, const std::int32_t* ids, const float* weights, in
     return plan;
 }
 
+// Rows of a piece: a bounded read where weights stream (but streams long enough for a processor's
+// prefetching), a cached tile where they meet many tokens, and always enough pieces.
 int piece_rows(const DotKernel& kernel, int rows, int columns, int tokens, std::size_t row_nbytes,
                int wanted_pieces) {
     int n = kernel.tile_rows(columns);
-    if (kernel.scratch_nbytes(n, columns, tokens) == 0)
-        n = static_cast<int>(kPieceNbytes / row_nbytes);
+    if (tokens <= kernel.stream_tokens)
+        n = std::max(static_cast<int>(kPieceNbytes / row_nbytes), kLeastStreamRows);
     n = std::min(n, (rows + wanted_pieces - 1) / wanted_pieces);
     return std::max(8, n / 8 * 8);
 }

@@ -11,7 +11,7 @@
 namespace headrace {
 namespace {
 
-constexpr std::size_t kPieceNbytes = 128 << 10;  // about 10 us of one core's memory stream
+constexpr std::size_t kPieceNbytes = 256 << 10;  // about 20 us of one core's memory stream
 constexpr std::int64_t kMaxSide = 1 << 28;
 
 void require(bool fits, const std::string& what) {
@@ -52,7 +52,7 @@ namespace {
 // used again, and always enough pieces for every thread.
 int rows_per_piece(const Pool& pool, const DotKernel& kernel, const Matrix& w, int tokens) {
     int rows = kernel.tile_rows(w.columns);
-    if (kernel.scratch_nbytes(rows, w.columns, tokens) == 0)
+    if (tokens <= kernel.stream_tokens)
         rows = static_cast<int>(kPieceNbytes / w.row_stride);
     const int share = (w.rows + 4 * pool.threads() - 1) / (4 * pool.threads());
     rows = std::min(rows, share);

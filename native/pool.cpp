@@ -168,11 +168,14 @@ struct Pool::Shared {
     }
 };
 
-Pool::Pool(int threads, bool pin, const std::string& isa, bool rescue) : rescue_(rescue) {
+Pool::Pool(int threads, bool pin, const std::string& isa, bool rescue)
+    : Pool(threads, pin, kernels_up_to(isa), rescue) {}
+
+Pool::Pool(int threads, bool pin, const KernelTable& kernels, bool rescue)
+    : kernels_(&kernels), rescue_(rescue) {
     if (threads < 0 || threads > kMaxThreads)
         throw std::invalid_argument("Pool: " + std::to_string(threads) + " threads; expected 1 to " +
                                     std::to_string(kMaxThreads) + ", or 0 for one per core");
-    kernels_ = &kernels_up_to(isa);
     const std::vector<int> cores = physical_cores();
     threads_ = threads > 0 ? threads : static_cast<int>(cores.size());
     scratch_.resize(static_cast<std::size_t>(threads_));

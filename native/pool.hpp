@@ -40,6 +40,7 @@ class Pool {
     // a worker that was descheduled, which may read them later (and drop what it computes).
     explicit Pool(int threads = 0, bool pin = true, const std::string& isa = "",
                   bool rescue = false);
+    Pool(int threads, bool pin, const KernelTable& kernels, bool rescue);
     ~Pool();
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;

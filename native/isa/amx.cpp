@@ -2,9 +2,16 @@
 #define HEADRACE_SIMD_AVX512
 #include "isa/generic.hpp"
 
+#include "isa/amx_tiles.hpp"
+#include "kernels/amx.inl"
+
 namespace headrace::amx {
 const KernelTable& table() {
-    static const KernelTable t = generic_table("amx");
+    static const KernelTable t = [] {
+        KernelTable made = generic_table("amx");
+        made.fast[kBF16] = tiles_kernel();
+        return made;
+    }();
     return t;
 }
 }  // namespace headrace::amx

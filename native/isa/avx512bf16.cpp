@@ -2,9 +2,15 @@
 #define HEADRACE_SIMD_AVX512
 #include "isa/generic.hpp"
 
+#include "kernels/bf16dot.inl"
+
 namespace headrace::avx512bf16 {
 const KernelTable& table() {
-    static const KernelTable t = generic_table("avx512");
+    static const KernelTable t = [] {
+        KernelTable made = generic_table("avx512");
+        made.fast[kBF16] = bf16_dot_kernel();
+        return made;
+    }();
     return t;
 }
 }  // namespace headrace::avx512bf16

@@ -2,6 +2,7 @@
 // of those files includes it once, after naming its set.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "simd.hpp"
