@@ -37,7 +37,8 @@ class Pages {
 
 double measure_read_bandwidth(Pool& pool, std::size_t nbytes, double seconds) {
     if (nbytes < kHugePage)
-        throw std::invalid_argument("measure_read_bandwidth: fewer than 2 MiB would only show caches");
+        throw std::invalid_argument(
+            "measure_read_bandwidth: fewer than 2 MiB would only show caches");
     nbytes = nbytes / kHugePage * kHugePage;
     Pages pages(nbytes);
     pool.parallel(nbytes / kHugePage, [&](std::size_t i, int) {
@@ -55,7 +56,8 @@ double measure_read_bandwidth(Pool& pool, std::size_t nbytes, double seconds) {
         const std::chrono::duration<double> took = Clock::now() - start;
         rates.push_back(static_cast<double>(nbytes) / took.count());
     }
-    std::nth_element(rates.begin(), rates.begin() + static_cast<long>(rates.size() / 2), rates.end());
+    std::nth_element(rates.begin(), rates.begin() + static_cast<long>(rates.size() / 2),
+                     rates.end());
     return rates[rates.size() / 2];
 }
 

@@ -37,11 +37,13 @@ T* at(Address address) {
 }
 
 template <class T>
-std::vector<const T*> pointers(const Addresses& addresses, const char* what, bool optional = false) {
+std::vector<const T*> pointers(const Addresses& addresses, const char* what,
+                               bool optional = false) {
     std::vector<const T*> out;
     out.reserve(addresses.size());
     for (const Address a : addresses) {
-        if (a == 0) throw std::invalid_argument(std::string("ExpertLayer: null address in ") + what);
+        if (a == 0)
+            throw std::invalid_argument(std::string("ExpertLayer: null address in ") + what);
         out.push_back(at<const T>(a));
     }
     if (out.empty() && !optional)
@@ -66,11 +68,18 @@ void bind_weights(nb::module_& m) {
                std::size_t gate_stride, std::size_t up_stride, std::size_t down_stride,
                const Addresses& gate_bias, const Addresses& up_bias, const Addresses& down_bias,
                float alpha, float limit) {
-                ExpertLayer layer{format, hidden, width, activation, alpha, limit,
+                ExpertLayer layer{format,
+                                  hidden,
+                                  width,
+                                  activation,
+                                  alpha,
+                                  limit,
                                   pointers<std::byte>(gate, "gate"),
                                   pointers<std::byte>(up, "up"),
                                   pointers<std::byte>(down, "down"),
-                                  gate_stride, up_stride, down_stride,
+                                  gate_stride,
+                                  up_stride,
+                                  down_stride,
                                   pointers<float>(gate_bias, "gate_bias", true),
                                   pointers<float>(up_bias, "up_bias", true),
                                   pointers<float>(down_bias, "down_bias", true)};

@@ -10,7 +10,7 @@
 namespace headrace {
 
 struct CpuFeatures {
-    bool avx2 = false;  // with FMA and F16C
+    bool avx2 = false;    // with FMA and F16C
     bool avx512 = false;  // F, BW, VL and DQ
     bool avx512_bf16 = false;
     bool amx_bf16 = false;  // the kernel has granted the tile registers too

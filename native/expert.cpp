@@ -43,12 +43,19 @@ Group group_of(const ExpertLayer& layer, int expert, int first, int count) {
     const auto bias = [&](const std::vector<const float*>& list) {
         return list.empty() ? nullptr : list[e];
     };
-    return {expert,        first,         count, layer.gate[e], layer.up[e],
-            layer.down[e], bias(layer.gate_bias), bias(layer.up_bias), bias(layer.down_bias)};
+    return {expert,
+            first,
+            count,
+            layer.gate[e],
+            layer.up[e],
+            layer.down[e],
+            bias(layer.gate_bias),
+            bias(layer.up_bias),
+            bias(layer.down_bias)};
 }
 
-Plan plan_groups(Arena& arena, const std::int32_t* ids, const float* weights, int tokens,
-                 int top_k, const ExpertLayer& layer) {
+Plan plan_groups(Arena& arena, const std::int32_t* ids, const float* weights, int tokens, int top_k,
+                 const ExpertLayer& layer) {
     const int experts = layer.experts();
     const auto all = static_cast<std::size_t>(experts);
     const auto n = static_cast<std::size_t>(tokens) * static_cast<std::size_t>(top_k);
@@ -99,7 +106,7 @@ struct Call {
     const DotKernel& kernel;
     Shape layer;
     Plan plan;
-    const std::byte* const* x;  // per token
+    const std::byte* const* x;   // per token
     const std::byte** x_choice;  // per choice
     const std::byte** h_choice;
     std::byte* h;  // [choice, width], float32 or bfloat16 as the kernel wants
@@ -129,9 +136,9 @@ class GateUp final : public Work {
         auto* up = reinterpret_cast<float*>(scratch + out_nbytes());
         project(at, at.group.gate, l.gate_stride, at.group.gate_bias, gate, scratch);
         project(at, at.group.up, l.up_stride, at.group.up_bias, up, scratch);
-        call_.kernels.activate(l.activation, l.alpha, l.limit, gate, up,
-                               static_cast<std::size_t>(at.group.count) *
-                                   static_cast<std::size_t>(at.rows));
+        call_.kernels.activate(
+            l.activation, l.alpha, l.limit, gate, up,
+            static_cast<std::size_t>(at.group.count) * static_cast<std::size_t>(at.rows));
     }
 
     void commit(std::size_t piece, const std::byte* scratch) const override {
@@ -210,8 +217,7 @@ class Down final : public Work {
             for (int c = 0; c < group.count; ++c) {
                 const Choice& choice = call_.plan.choices[group.first + c];
                 float* one = out + static_cast<std::size_t>(c) * n;
-                if (group.down_bias != nullptr)
-                    call_.kernels.add(one, group.down_bias + row, n);
+                if (group.down_bias != nullptr) call_.kernels.add(one, group.down_bias + row, n);
                 call_.kernels.add_scaled(sums + static_cast<std::size_t>(choice.token) * n, one,
                                          choice.weight, n);
             }
@@ -245,16 +251,20 @@ class Down final : public Work {
 void run_chunk(Pool& pool, const float* x, int tokens, const std::int32_t* ids,
                const float* weights, int top_k, const ExpertLayer& layer, float* y, bool exact) {
     const KernelTable& kernels = pool.kernels();
-    const DotKernel& kernel =
-        exact ? kernels.exact[layer.format] : kernels.fast[layer.format];
+    const DotKernel& kernel = exact ? kernels.exact[layer.format] : kernels.fast[layer.format];
     Arena& arena = pool.begin_call();
     auto& call = *new (arena.take<Call>(1))
-        Call{kernels, kernel,
-             Shape{layer.hidden, layer.width, layer.activation, layer.alpha, layer.limit,
-                   layer.gate_stride, layer.up_stride, layer.down_stride},
-             plan_groups(arena, ids, weights, tokens, top_k, layer),
-             activation_rows(pool, arena, kernel, x, tokens, layer.hidden), nullptr, nullptr,
-             nullptr, y, tokens};
+                     Call{kernels,
+                          kernel,
+                          Shape{layer.hidden, layer.width, layer.activation, layer.alpha,
+                                layer.limit, layer.gate_stride, layer.up_stride, layer.down_stride},
+                          plan_groups(arena, ids, weights, tokens, top_k, layer),
+                          activation_rows(pool, arena, kernel, x, tokens, layer.hidden),
+                          nullptr,
+                          nullptr,
+                          nullptr,
+                          y,
+                          tokens};
     const Plan& plan = call.plan;
     if (plan.group_count == 0) {
         std::fill_n(y, static_cast<std::size_t>(tokens) * static_cast<std::size_t>(layer.hidden),
@@ -273,25 +283,22 @@ void run_chunk(Pool& pool, const float* x, int tokens, const std::int32_t* ids,
     }
     const auto active = static_cast<int>(plan.group_count);
     const int wanted = 4 * pool.threads();
-    const int up_rows = piece_rows(kernel, layer.width, layer.hidden, plan.most,
-                                   layer.gate_stride + layer.up_stride,
-                                   (wanted + active - 1) / active);
+    const int up_rows =
+        piece_rows(kernel, layer.width, layer.hidden, plan.most,
+                   layer.gate_stride + layer.up_stride, (wanted + active - 1) / active);
     auto* gate_up = new (arena.take<GateUp>(1)) GateUp(call, up_rows);
     pool.perform(arena, *gate_up, gate_up->pieces(), gate_up->scratch_nbytes(),
                  pool.rescues(tokens));
-    const int down_rows =
-        piece_rows(kernel, layer.hidden, layer.width, plan.most,
-                   layer.down_stride * static_cast<std::size_t>(active), wanted);
+    const int down_rows = piece_rows(kernel, layer.hidden, layer.width, plan.most,
+                                     layer.down_stride * static_cast<std::size_t>(active), wanted);
     auto* down = new (arena.take<Down>(1)) Down(call, down_rows);
-    pool.perform(arena, *down, down->pieces(), down->scratch_nbytes(),
-                 pool.rescues(tokens));
+    pool.perform(arena, *down, down->pieces(), down->scratch_nbytes(), pool.rescues(tokens));
 }
 
 }  // namespace
 
 std::size_t ExpertLayer::row_nbytes() const {
-    const auto weights =
-        3 * static_cast<std::size_t>(hidden) * static_cast<std::size_t>(width);
+    const auto weights = 3 * static_cast<std::size_t>(hidden) * static_cast<std::size_t>(width);
     const std::size_t ups = gate_bias.empty() ? 0 : 2 * static_cast<std::size_t>(width);
     const std::size_t downs = down_bias.empty() ? 0 : static_cast<std::size_t>(hidden);
     return weights * format_nbytes(format) + (ups + downs) * sizeof(float);
@@ -301,9 +308,9 @@ void ExpertLayer::check() const {
     const auto require = [](bool fits, const std::string& what) {
         if (!fits) throw std::invalid_argument("ExpertLayer: " + what);
     };
-    require(format >= 0 && format < kFormats,
-            "format " + std::to_string(format) +
-                "; expected 0 (float32), 1 (bfloat16), 2 (float16)");
+    require(
+        format >= 0 && format < kFormats,
+        "format " + std::to_string(format) + "; expected 0 (float32), 1 (bfloat16), 2 (float16)");
     require(activation >= 0 && activation <= 2,
             "activation " + std::to_string(activation) + "; expected 0, 1 or 2");
     require(hidden > 0 && width > 0, "hidden and width must be positive");

@@ -1,9 +1,9 @@
 #include "linear.hpp"
 
 #include <algorithm>
-#include <stdexcept>
 #include <cstring>
 #include <new>
+#include <stdexcept>
 #include <string>
 
 #include "activations.hpp"
@@ -22,8 +22,9 @@ void require(bool fits, const std::string& what) {
 
 Matrix::Matrix(const std::vector<std::pair<std::uintptr_t, std::int64_t>>& given,
                std::int64_t columns_, std::int64_t row_stride_bytes, int format_) {
-    require(format_ >= 0 && format_ < kFormats,
-            "format " + std::to_string(format_) + "; expected 0 (float32), 1 (bfloat16), 2 (float16)");
+    require(
+        format_ >= 0 && format_ < kFormats,
+        "format " + std::to_string(format_) + "; expected 0 (float32), 1 (bfloat16), 2 (float16)");
     require(columns_ > 0 && columns_ <= kMaxSide, "columns " + std::to_string(columns_));
     const auto row_nbytes = static_cast<std::int64_t>(format_nbytes(format_)) * columns_;
     require(row_stride_bytes >= row_nbytes &&
@@ -52,8 +53,7 @@ namespace {
 // used again, and always enough pieces for every thread.
 int rows_per_piece(const Pool& pool, const DotKernel& kernel, const Matrix& w, int tokens) {
     int rows = kernel.tile_rows(w.columns);
-    if (tokens <= kernel.stream_tokens)
-        rows = static_cast<int>(kPieceNbytes / w.row_stride);
+    if (tokens <= kernel.stream_tokens) rows = static_cast<int>(kPieceNbytes / w.row_stride);
     const int share = (w.rows + 4 * pool.threads() - 1) / (4 * pool.threads());
     rows = std::min(rows, share);
     return std::max(8, rows / 8 * 8);
@@ -107,8 +107,9 @@ LinearWork::LinearWork(Pool& pool, Arena& arena, const float* x, int tokens, con
         for (int r = 0; r < part.rows; r += rows)
             piece_[pieces_++] = {part.data + static_cast<std::size_t>(r) * w.row_stride,
                                  part.first_row + r, std::min(rows, part.rows - r)};
-    out_nbytes_ = (static_cast<std::size_t>(rows) * static_cast<std::size_t>(tokens) *
-                       sizeof(float) + 63) / 64 * 64;
+    out_nbytes_ =
+        (static_cast<std::size_t>(rows) * static_cast<std::size_t>(tokens) * sizeof(float) + 63) /
+        64 * 64;
     dot_nbytes_ = kernel_.scratch_nbytes(rows, w.columns, tokens);
 }
 

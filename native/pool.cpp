@@ -174,8 +174,9 @@ Pool::Pool(int threads, bool pin, const std::string& isa, bool rescue)
 Pool::Pool(int threads, bool pin, const KernelTable& kernels, bool rescue)
     : kernels_(&kernels), rescue_(rescue) {
     if (threads < 0 || threads > kMaxThreads)
-        throw std::invalid_argument("Pool: " + std::to_string(threads) + " threads; expected 1 to " +
-                                    std::to_string(kMaxThreads) + ", or 0 for one per core");
+        throw std::invalid_argument("Pool: " + std::to_string(threads) +
+                                    " threads; expected 1 to " + std::to_string(kMaxThreads) +
+                                    ", or 0 for one per core");
     const std::vector<int> cores = physical_cores();
     threads_ = threads > 0 ? threads : static_cast<int>(cores.size());
     scratch_.resize(static_cast<std::size_t>(threads_));
@@ -283,8 +284,7 @@ void Pool::perform(Arena& arena, const Work& work, std::size_t pieces, std::size
 
 Arena& Pool::begin_call() {
     for (const auto& arena : arenas_) {
-        if (arena->first_epoch != 0 &&
-            shared_->anyone_reads(arena->first_epoch, arena->last_epoch))
+        if (arena->first_epoch != 0 && shared_->anyone_reads(arena->first_epoch, arena->last_epoch))
             continue;
         arena->reset();
         return *arena;

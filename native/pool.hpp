@@ -45,7 +45,7 @@ class Pool {
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
 
-    void close();  // idempotent; later calls run on the submitter alone
+    void close();    // idempotent; later calls run on the submitter alone
     void quiesce();  // returns when no worker reads any memory of an earlier call
     int threads() const { return threads_; }
     const KernelTable& kernels() const { return *kernels_; }

@@ -28,7 +28,7 @@ struct Dot {
 };
 
 struct DotKernel {
-    bool bf16;  // activations are bfloat16 rows, not float32 rows
+    bool bf16;          // activations are bfloat16 rows, not float32 rows
     int stream_tokens;  // up to here, weights are used as they come from memory
     void (*run)(const Dot& dot);
     std::size_t (*scratch_nbytes)(int rows, int columns, int tokens);

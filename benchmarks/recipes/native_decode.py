@@ -29,7 +29,7 @@ def weights(rows: int, columns: int) -> int:
 
 
 class Step:
-    """The weight products of one decode step: per layer two linears and the experts, then a head."""
+    """The weight products of one step: per layer two linears and the experts, then a head."""
 
     def __init__(self, pool: _native.Pool, layers: int) -> None:
         self.pool = pool

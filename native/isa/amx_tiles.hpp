@@ -14,7 +14,7 @@
 
 namespace headrace::amx {
 
-inline constexpr int kTile = 16;        // rows of a tile, and tokens
+inline constexpr int kTile = 16;         // rows of a tile, and tokens
 inline constexpr int kTileColumns = 32;  // bfloat16 values in a row of 64 bytes
 
 struct alignas(64) TileConfig {

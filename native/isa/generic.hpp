@@ -1,17 +1,15 @@
-// Everything that a file of isa/ compiles under its own flags. Each
-// of those files includes it once, after naming its set.
+// Everything that a file of isa/ compiles under its own flags, after naming its set.
 #pragma once
 
 #include <algorithm>
 #include <type_traits>
 
+#include "mixers.hpp"
 #include "simd.hpp"
 #include "table.hpp"
 
+// The kernels need what is above, and the last one all the others.
 #include "kernels/dot.inl"
 #include "kernels/elementwise.inl"
-
-#include "mixers.hpp"
 #include "kernels/mixers.inl"
-
 #include "kernels/table.inl"

@@ -96,8 +96,11 @@ inline void store_sums(const std::byte* sums, const Dot& d, int row, int token) 
 }
 
 inline Rows16 rows_from(const Dot& d, int row) {
-    return {d.w + static_cast<std::size_t>(row) * d.w_stride, d.w_stride,
-            std::min(kTile, d.rows - row), d.columns, {}};
+    return {d.w + static_cast<std::size_t>(row) * d.w_stride,
+            d.w_stride,
+            std::min(kTile, d.rows - row),
+            d.columns,
+            {}};
 }
 
 // 32 rows by 32 tokens: four C tiles, so that each load feeds two products.

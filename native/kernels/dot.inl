@@ -6,15 +6,16 @@
 namespace headrace::HEADRACE_ISA {
 
 #if defined(HEADRACE_SIMD_AVX2)
-inline constexpr int kTileRows = 4, kTileTokens = 3;  // 12 sums, 3 activations, 1 weight: 16 registers
+// 12 sums, 3 activations and a weight: 16 registers.
+inline constexpr int kTileRows = 4, kTileTokens = 3;
 #elif defined(HEADRACE_SIMD_SCALAR)
 inline constexpr int kTileRows = 4, kTileTokens = 2;
 #else
 inline constexpr int kTileRows = 6, kTileTokens = 4;  // 32 registers
 #endif
-inline constexpr int kStreamRows = 4;        // rows read at once when tokens are few
-inline constexpr int kBlockColumns = 512;    // columns for which a tile's sums stay in registers
-inline constexpr int kBlockTokens = 48;      // tokens whose sums wait in L2
+inline constexpr int kStreamRows = 4;      // rows read at once when tokens are few
+inline constexpr int kBlockColumns = 512;  // columns for which a tile's sums stay in registers
+inline constexpr int kBlockTokens = 48;    // tokens whose sums wait in L2
 inline constexpr std::size_t kTileNbytes = 256 << 10;  // converted weights of one piece: half of L2
 
 struct FloatRows {
@@ -112,8 +113,8 @@ inline void stream_rows(const Dot& d, int row, int apart) {
         for (int t = 0; t < T; ++t) sum[r][t] = F32::zero();
     const auto* w = reinterpret_cast<const typename P::Weight*>(
         d.w + static_cast<std::size_t>(row) * d.w_stride);
-    tile<P, R, T, T == 1>(w, static_cast<std::size_t>(apart) * d.w_stride / sizeof(*w), d.x, 0, d.columns,
-                  sum);
+    tile<P, R, T, T == 1>(w, static_cast<std::size_t>(apart) * d.w_stride / sizeof(*w), d.x, 0,
+                          d.columns, sum);
     for (int t = 0; t < T; ++t)
         for (int r = 0; r < R; ++r)
             d.out[static_cast<std::size_t>(t) * d.out_stride +
@@ -139,8 +140,8 @@ inline void stream_any(const Dot& d) {
 struct Block {
     std::size_t stride;  // in weights
     const std::byte* const* x;
-    int from, to;        // columns
-    float* sums;         // [row, token of the block] of one vector each
+    int from, to;  // columns
+    float* sums;   // [row, token of the block] of one vector each
     int tokens;
 };
 

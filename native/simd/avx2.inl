@@ -14,9 +14,7 @@ struct F32 {
     static F32 set1(float s) { return {_mm256_set1_ps(s)}; }
     static F32 zero() { return {_mm256_setzero_ps()}; }
     static F32 load(const float* p) { return {_mm256_loadu_ps(p)}; }
-    static F32 load_partial(const float* p, int n) {
-        return {_mm256_maskload_ps(p, lane_mask(n))};
-    }
+    static F32 load_partial(const float* p, int n) { return {_mm256_maskload_ps(p, lane_mask(n))}; }
     void store(float* p) const { _mm256_storeu_ps(p, v); }
     void store_partial(float* p, int n) const { _mm256_maskstore_ps(p, lane_mask(n), v); }
     static F32 from_bf16(const std::uint16_t* p) {

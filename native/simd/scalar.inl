@@ -74,7 +74,8 @@ inline F32 round(F32 a) {
 inline F32 pow2(F32 n) {
     return F32::each([&](int i) {
         const float whole = n.v[i] >= -126.0f ? n.v[i] : -126.0f;  // also a NaN
-        return std::bit_cast<float>(static_cast<std::uint32_t>(static_cast<int>(whole) + 127) << 23);
+        return std::bit_cast<float>(static_cast<std::uint32_t>(static_cast<int>(whole) + 127)
+                                    << 23);
     });
 }
 inline F32 select_less(F32 a, F32 b, F32 yes, F32 no) {

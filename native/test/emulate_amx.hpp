@@ -53,8 +53,8 @@ inline void load(int t, const void* from, std::size_t stride) {
 inline void store(int t, void* to, std::size_t stride) {
     demand(tiles.ready);
     for (int r = 0; r < tiles.rows(t); ++r)
-        std::memcpy(static_cast<char*>(to) + static_cast<std::size_t>(r) * stride,
-                    tiles.data[t][r], static_cast<std::size_t>(tiles.nbytes(t)));
+        std::memcpy(static_cast<char*>(to) + static_cast<std::size_t>(r) * stride, tiles.data[t][r],
+                    static_cast<std::size_t>(tiles.nbytes(t)));
 }
 
 inline float bf16(std::uint16_t h) {

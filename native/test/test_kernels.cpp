@@ -83,6 +83,12 @@ std::vector<float> nans(std::size_t n) {
     return std::vector<float>(n, std::numeric_limits<float>::quiet_NaN());
 }
 
+// Weights outlive this: a rescuing pool may read them after a call.
+struct Quiesced {
+    Pool& pool;
+    ~Quiesced() { pool.quiesce(); }
+};
+
 void check_linear(Pool& pool, int format, bool exact, int rows, int columns, int tokens) {
     const auto n = static_cast<std::size_t>(rows), k = static_cast<std::size_t>(columns);
     const Weights w(format, n * k, 1.0f);
@@ -96,6 +102,7 @@ void check_linear(Pool& pool, int format, bool exact, int rows, int columns, int
     parts.emplace_back(base + static_cast<std::size_t>(first) * stride, rows - first);
     const Matrix matrix(parts, columns, static_cast<std::int64_t>(stride), format);
     std::vector<float> y = nans(n * static_cast<std::size_t>(tokens)), alone = nans(n);
+    const Quiesced last{pool};
     linear(pool, x.data(), tokens, matrix, bias.data(), y.data(), exact);
     const bool rounding = rounds(pool.kernels(), format, exact);
     std::vector<double> truth;
@@ -136,7 +143,8 @@ struct Bank {
         layer.format = format;
         layer.hidden = h;
         layer.width = f;
-        const std::size_t element = format_nbytes(format), one = size() / static_cast<std::size_t>(e);
+        const std::size_t element = format_nbytes(format),
+                          one = size() / static_cast<std::size_t>(e);
         layer.gate_stride = layer.up_stride = static_cast<std::size_t>(h) * element;
         layer.down_stride = static_cast<std::size_t>(f) * element;
         for (std::size_t i = 0; i < static_cast<std::size_t>(e); ++i) {
@@ -152,7 +160,8 @@ struct Bank {
     }
     double dot(const Weights& w, std::size_t row, std::size_t n, const double* x) const {
         double sum = 0.0;
-        for (std::size_t i = 0; i < n; ++i) sum += static_cast<double>(w.values[row * n + i]) * x[i];
+        for (std::size_t i = 0; i < n; ++i)
+            sum += static_cast<double>(w.values[row * n + i]) * x[i];
         return sum;
     }
     void add(std::size_t e, double weight, const double* x, double* y) const {
@@ -173,6 +182,7 @@ void check_experts(Pool& pool, int format, bool exact, int hidden, int width, in
     for (std::size_t i = 0; i < ids.size(); ++i)  // expert 0 by all, 5 by none, some skipped
         ids[i] = i % kTop == 0 ? 0 : static_cast<std::int32_t>(random_bits() % 5) - 1;
     std::vector<float> y = nans(h * n), alone = nans(h);
+    const Quiesced last{pool};
     experts(pool, x.data(), tokens, ids.data(), weights.data(), kTop, bank.layer, y.data(), exact);
     std::vector<double> truth(h * n, 0.0);
     for (std::size_t t = 0; t < n; ++t) {
@@ -183,7 +193,8 @@ void check_experts(Pool& pool, int format, bool exact, int hidden, int width, in
                 bank.add(static_cast<std::size_t>(ids[t * kTop + k]), weights[t * kTop + k],
                          in.data(), &truth[t * h]);
     }
-    const double e = error(truth, y), allowed = rounds(pool.kernels(), format, exact) ? 1e-4 : 1e-11;
+    const double e = error(truth, y),
+                 allowed = rounds(pool.kernels(), format, exact) ? 1e-4 : 1e-11;
     CHECK(e < allowed, "%s experts format %d exact %d hidden %d width %d x %d: %g",
           pool.kernels().name, format, exact, hidden, width, tokens, e);
     for (std::size_t t = 0; t < n; ++t) {

@@ -83,7 +83,10 @@ class Bank:
             for k, e in enumerate(row):
                 if e < 0:
                     continue
-                gate, up = self.gate[e].double() @ x[t].double(), self.up[e].double() @ x[t].double()
+                gate, up = (
+                    self.gate[e].double() @ x[t].double(),
+                    self.up[e].double() @ x[t].double(),
+                )
                 if self.biases:
                     gate, up = gate + self.biases[0][e], up + self.biases[1][e]
                 one = self.down[e].double() @ act(self.kind, gate, up, self.alpha, self.limit)
