@@ -44,7 +44,8 @@ def _runner(
     opening: Opening, device: CpuDevice, progress: Callable[[int, int], None] | None
 ) -> Runner:
     limits = opening.limits
-    torch.set_num_threads(opening.plan.threads.value)
+    # The pool owns the cores; torch threads that spin beside it would take them away.
+    torch.set_num_threads(1)
     ops = ops_for(device)
     model = load_model(opening.source, ops, reading=opening.reading, progress=progress)
     transformer = model.transformer
