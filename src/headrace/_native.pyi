@@ -57,11 +57,20 @@ class ExpertLayer:
 class Pool:
     """Persistent workers pinned to physical cores. The submitting thread works too."""
 
-    def __init__(self, threads: int = 0, pin: bool = True, isa: str = "") -> None:
-        """`threads` counts the submitter; 0 = one per physical core. `isa` caps the kernels ("" = best)."""
+    def __init__(
+        self, threads: int = 0, pin: bool = True, isa: str = "", rescue: bool = False
+    ) -> None:
+        """`threads` counts the submitter; 0 = one per physical core. `isa` caps the kernels ("" = best).
+
+        `rescue`: linear and experts of up to 16 tokens do not wait for a worker that lost its core; the submitter
+        computes its piece again. Such a worker may still read the weights after the call (it drops what it computes), so
+        they must stay mapped until `quiesce` or `close`. Results are the same bits.
+        """
     threads: int
     isa: str
     def close(self) -> None: ...
+    def quiesce(self) -> None:
+        """Returns when no worker reads memory of an earlier call. Call it before unmapping weights of a rescuing pool."""
     def busy_ns(self) -> int:
         """Wall nanoseconds spent inside the calls below since the pool was made."""
 
