@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headrace.ops.activation.reference import decay, sigmoid
+from headrace.ops.activation.reference import decay, decay_rate, sigmoid
 from headrace.ops.reference import reference_ops
 from headrace.ops.spans import Spans
 from headrace.ops.table import Activation, ExpertRows, Linear, Router, Routing, Score
@@ -139,7 +139,7 @@ def test_delta_equals_the_chunked_rule_of_transformers() -> None:
 def test_decay_and_sigmoid() -> None:
     a = torch.cat([normal(40, 3) * 5, torch.tensor([[90.0, -90.0, 0.0]])])
     a_log, bias = normal(3, seed=1), normal(3, seed=2)
-    close(decay(a, a_log, bias), -a_log.exp() * functional.softplus(a + bias))
+    close(decay(a, decay_rate(a_log), bias), -a_log.exp() * functional.softplus(a + bias))
     close(sigmoid(a), torch.sigmoid(a))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from headrace.models.spec import DeltaRule, ModelSpec
 from headrace.models.state import RecurrentPool
 from headrace.models.tensors import Scope
-from headrace.ops.activation.reference import decay, sigmoid
+from headrace.ops.activation.reference import decay, decay_rate, sigmoid
 from headrace.ops.spans import Spans
 from headrace.ops.table import Ops
 
@@ -24,7 +24,7 @@ class DeltaBlock:
         self._spec, self._ops, self._eps = spec, ops, model.eps
         self._project = scope.linear("qkv", "z", "b", "a")
         self._conv = scope.vector("conv")
-        self._a_log, self._dt_bias = scope.vector("a_log"), scope.vector("dt_bias")
+        self._rate, self._dt_bias = decay_rate(scope.vector("a_log")), scope.vector("dt_bias")
         self._norm = scope.vector("delta_norm")
         self._out = scope.linear("o")
 
@@ -45,7 +45,7 @@ class DeltaBlock:
             q,
             k,
             v,
-            decay(a_TH, self._a_log, self._dt_bias),
+            decay(a_TH, self._rate, self._dt_bias),
             sigmoid(b_TH),
             pool.matrix,
             spans,

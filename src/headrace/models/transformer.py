@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from headrace.models.attention import Angles, AttentionBlock
@@ -45,7 +44,6 @@ class Transformer:
         self._layers = [_layer(i, spec, tensors, ops, everyone) for i in range(len(spec.layers))]
         self._tables = {layer.rope: RopeTable(layer.rope) for layer in self._layers if layer.rope}
 
-    @torch.inference_mode()
     def forward(self, batch: Batch, state: State, experts: Experts) -> Tensor:
         """Logits of the tokens `batch.rows_N`, float32 [N, V]. Reads and updates `state`, one entry
         a layer.

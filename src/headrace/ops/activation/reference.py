@@ -15,8 +15,12 @@ def sigmoid(x: Tensor) -> Tensor:
     return torch.sigmoid(x.double()).float()
 
 
-def decay(a_TH: Tensor, a_log_H: Tensor, dt_bias_H: Tensor) -> Tensor:
-    """Log decay of gated DeltaNet, <= 0: -exp(A_log) * softplus(a + dt_bias) (arXiv 2412.06464)."""
-    x = (a_TH + dt_bias_H).double()
-    softplus = torch.clamp(x, min=0) + torch.log1p(torch.exp(-x.abs()))
-    return (-torch.exp(a_log_H.double()) * softplus).float()
+def decay_rate(a_log_H: Tensor) -> Tensor:
+    """-exp(A_log), float64: what `decay` multiplies by, made once."""
+    return -torch.exp(a_log_H.double())
+
+
+def decay(a_TH: Tensor, rate_H: Tensor, dt_bias_H: Tensor) -> Tensor:
+    """Log decay of gated DeltaNet, <= 0: rate * softplus(a + dt_bias) (arXiv 2412.06464)."""
+    softplus = torch.nn.functional.softplus((a_TH + dt_bias_H).double(), threshold=40)
+    return (rate_H * softplus).float()
