@@ -18,8 +18,8 @@ FillRule = Callable[[int], int]  # misses -> fills, 0 <= fills <= misses
 # A split that is predicted to gain less than this over one branch alone is not worth its risk.
 GUARD = 0.03
 
-# Further uses of a filled row; between what small caches (1) and large ones (2 to 3) bear out in
-# `headrace simulate`, see docs/simulator.md.
+# Further uses of a filled row. In `headrace simulate` small caches bear out 1, large ones 2 to 3; a
+# number of its own for each machine and cache would do better still. See docs/simulator.md.
 RETURNS = 1.5
 
 
