@@ -110,12 +110,25 @@ std::vector<std::string> isas() {
 const KernelTable& kernels_up_to(const std::string& cap) {
     const auto found = tables();
     if (cap.empty()) return *found.back();
+#if defined(__aarch64__)
+    const std::vector<std::string> known{"scalar", "neon"};
+#else
+    const std::vector<std::string> known{"scalar", "avx2", "avx512", "amx"};
+#endif
+    const auto rank = [&](const std::string& name) {
+        return std::find(known.begin(), known.end(), name) - known.begin();
+    };
+    if (rank(cap) == static_cast<long>(known.size())) {
+        std::string names;
+        for (const std::string& name : known) names += " " + name;
+        throw std::invalid_argument("isa '" + cap +
+                                    "' is no kernel set of this processor family; " +
+                                    "expected one of:" + names + "; leave it empty for the best");
+    }
+    const KernelTable* best = found.front();
     for (const KernelTable* table : found)
-        if (cap == table->name) return *table;
-    std::string names;
-    for (const KernelTable* table : found) names += std::string(" ") + table->name;
-    throw std::invalid_argument("isa '" + cap + "' cannot run here; expected one of:" + names +
-                                "; leave it empty for the best");
+        if (rank(table->name) <= rank(cap)) best = table;
+    return *best;
 }
 
 std::vector<int> physical_cores() {

@@ -22,7 +22,8 @@ std::vector<std::pair<std::string, bool>> cpu_feature_list();
 
 // Names of the kernel sets that run here, slowest first.
 std::vector<std::string> isas();
-// The best set up to `cap` ("" = the best of all). Throws std::invalid_argument.
+// The best set that runs here, up to `cap` ("" = no cap). Throws std::invalid_argument for a name
+// that this processor family does not know.
 const KernelTable& kernels_up_to(const std::string& cap);
 
 // One logical CPU for each physical core of this thread's affinity mask.

@@ -35,7 +35,7 @@ struct Work {
 class Pool {
   public:
     // `threads` counts the submitter; 0 = one per physical core of the affinity mask. `isa` caps
-    // the kernels; "" = the best. Throws std::invalid_argument for an unknown or absent `isa`.
+    // the kernels; "" = the best. Throws std::invalid_argument for an unknown `isa`.
     // With `rescue`, weights must stay mapped until `quiesce` or `close`: a call does not wait for
     // a worker that was descheduled, which may read them later (and drop what it computes).
     explicit Pool(int threads = 0, bool pin = true, const std::string& isa = "",

@@ -107,10 +107,20 @@ def test_matrix_refuses(parts, columns, stride, code, said):
 
 
 def test_pool_refuses():
-    with pytest.raises(ValueError, match="cannot run here; expected one of: scalar"):
+    with pytest.raises(ValueError, match="expected one of: scalar"):
         _native.Pool(isa="pentium")
     with pytest.raises(ValueError, match="threads"):
         _native.Pool(threads=-3)
+
+
+def test_isa_is_a_cap():
+    names = _native.isas()
+    for name in names:
+        pool = _native.Pool(threads=1, isa=name)
+        assert pool.isa == name
+        pool.close()
+    if "amx" not in names and "neon" not in names:
+        assert _native.Pool(threads=1, isa="amx").isa == names[-1]
 
 
 def test_busy_time_and_bandwidth_are_counted(pool):
