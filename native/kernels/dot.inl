@@ -13,9 +13,9 @@ inline constexpr int kTileRows = 4, kTileTokens = 2;
 #else
 inline constexpr int kTileRows = 6, kTileTokens = 4;  // 32 registers
 #endif
-inline constexpr int kStreamRows = 4;      // rows read at once when tokens are few
-inline constexpr int kBlockColumns = 512;  // columns for which a tile's sums stay in registers
-inline constexpr int kBlockTokens = 48;    // tokens whose sums wait in L2
+inline constexpr int kStreamRows = 4;       // rows read at once when tokens are few
+inline constexpr int kBlockColumns = 1024;  // columns for which a tile's sums stay in registers
+inline constexpr int kBlockTokens = 48;     // tokens whose sums wait in L2
 inline constexpr std::size_t kTileNbytes = 256 << 10;  // converted weights of one piece: half of L2
 
 struct FloatRows {
