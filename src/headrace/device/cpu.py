@@ -39,7 +39,8 @@ class CpuDevice:
         """
         self.exact = exact
         try:
-            self.pool = _native.Pool(threads or 0, isa=isa_cap() if isa is None else isa)
+            cap = isa_cap() if isa is None else isa
+            self.pool = _native.Pool(threads or 0, isa=cap, rescue=True)
         except (RuntimeError, ValueError) as error:
             raise DeviceError(
                 f"the worker pool did not start: {error}",
