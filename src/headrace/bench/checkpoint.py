@@ -192,4 +192,5 @@ def _noise(
         return np.full(count, one, dtype=word)
     nbytes = count * np.dtype(word).itemsize
     words = rng.integers(0, 1 << 64, size=-(-nbytes // 8), dtype=np.uint64).view(word)[:count]
-    return (words & word(mask)) | word(base)
+    noise: np.ndarray = (words & word(mask)) | word(base)
+    return noise
