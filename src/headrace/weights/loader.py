@@ -104,6 +104,8 @@ class Reading:
             ) from self._error
         if self._cancelled:
             raise CheckpointError("reading weights was cancelled")
+        if progress:
+            progress(self.total_bytes, self.total_bytes)
 
     def cancel(self) -> None:
         """Stops soon; `wait` then raises."""
