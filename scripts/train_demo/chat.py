@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 HOUSE_TURNS = 2
+CORE = 28  # first conversations of house.txt: about this model and its kind
 TEMPLATES = (
     "What is {}?",
     "Explain {} to a child.",
@@ -21,16 +22,68 @@ TEMPLATES = (
     "Summarize the main ideas behind {} in two sentences.",
     "What are the advantages and disadvantages of {}?",
 )
-TOPICS = (
-    "photosynthesis, gravity, the ocean, democracy, the printing press, volcanoes, black holes, "
-    "chess, vaccines, the French Revolution, coffee, bicycles, music, dreams, bridges, electricity, "
-    "the water cycle, dinosaurs, climate change, the Moon, honey bees, mathematics, the stock "
-    "market, public libraries, glaciers, the human heart, friendship, steam engines, bread, whales, "
-    "the Roman Empire, solar power, the internet, poetry, earthquakes, soil, sleep, exercise, "
-    "trains, deserts, painting, the immune system, evolution, language, trade, airplanes, "
-    "computer memory, open source software, an operating system, a neural network, a database, "
-    "recycling, antibiotics, tides, rainbows, the brain, cities, forests, history, philosophy"
-).split(", ")
+TOPICS = [
+    "photosynthesis",
+    "gravity",
+    "the ocean",
+    "democracy",
+    "the printing press",
+    "volcanoes",
+    "black holes",
+    "chess",
+    "vaccines",
+    "the French Revolution",
+    "coffee",
+    "bicycles",
+    "music",
+    "dreams",
+    "bridges",
+    "electricity",
+    "the water cycle",
+    "dinosaurs",
+    "climate change",
+    "the Moon",
+    "honey bees",
+    "mathematics",
+    "the stock market",
+    "public libraries",
+    "glaciers",
+    "the human heart",
+    "friendship",
+    "steam engines",
+    "bread",
+    "whales",
+    "the Roman Empire",
+    "solar power",
+    "the internet",
+    "poetry",
+    "earthquakes",
+    "soil",
+    "sleep",
+    "exercise",
+    "trains",
+    "deserts",
+    "painting",
+    "the immune system",
+    "evolution",
+    "language",
+    "trade",
+    "airplanes",
+    "computer memory",
+    "open source software",
+    "an operating system",
+    "a neural network",
+    "a database",
+    "recycling",
+    "antibiotics",
+    "tides",
+    "rainbows",
+    "the brain",
+    "cities",
+    "forests",
+    "history",
+    "philosophy",
+]
 REQUESTS = (
     "Hello! How are you today?",
     "Hi, who are you?",

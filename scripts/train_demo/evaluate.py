@@ -104,7 +104,7 @@ def report(
     names = list(chosen)
     layers = len(chosen[names[0]])
     table = torch.stack([torch.stack([shares(c) for c in chosen[n]]) for n in names])  # [D, L, E]
-    for layer in (3, layers // 2, layers - 4):
+    for layer in (layers // 8, layers // 2, layers - 1 - layers // 8):
         yield (
             f"Layer {layer}, percent of choices:\n\n| | "
             + " | ".join(f"e{e}" for e in range(8))

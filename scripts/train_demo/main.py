@@ -64,6 +64,7 @@ def prepare(root: Path, seed: int) -> tuple[dict[str, Rows], dict[str, Rows]]:
     rows["chat"] = chat_rows(chat.training(root / "chats.json", seed), tokenizer, pad=2)
     checks = {n: Rows(r.ids[:CHECK_ROWS], r.learned[:CHECK_ROWS]) for n, r in rows.items()}
     rest = {n: Rows(r.ids[CHECK_ROWS:], r.learned[CHECK_ROWS:]) for n, r in rows.items()}
+    rest["core"] = chat_rows(chat.house()[: chat.CORE], tokenizer, pad=2)
     return rest, checks
 
 
@@ -71,7 +72,7 @@ def main() -> None:
     """See `scripts/train-demo --help`."""
     parser = argparse.ArgumentParser(prog="train-demo", description=__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/train-demo"), help="folder")
-    parser.add_argument("--steps", type=int, default=400, help="steps of 1024 tokens")
+    parser.add_argument("--steps", type=int, default=150, help="steps of 512 tokens")
     parser.add_argument("--rank", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
@@ -88,7 +89,8 @@ def main() -> None:
     model = Upcycled(parent, options.rank)
     start = root / "routers.safetensors"
     if not start.exists():
-        init_routers(model, rows, INIT_ROWS, options.seed)
+        domains = {n: r for n, r in rows.items() if n != "core"}
+        init_routers(model, domains, INIT_ROWS, options.seed)
         values = dict(model.deltas.named_parameters())
         save_deltas({n: v.detach() for n, v in values.items()}, start, {"rank": str(model.rank)})
     load_deltas(model, start)

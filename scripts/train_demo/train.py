@@ -18,6 +18,7 @@ BALANCE = 0.005  # weight of the load-balance loss
 RATE, ROUTER_RATE, WARMUP = 2e-3, 3e-4, 20
 CHAT_TURNS = 2  # chat rows per row of each other domain
 SAVE_EVERY, CHECK_EVERY = 10, 80
+FINISH = 22  # last steps, half of whose rows are the core of our own chats
 
 
 def init_routers(model: Upcycled, rows: dict[str, Rows], per_domain: int, seed: int) -> None:
@@ -70,9 +71,9 @@ class Average:
     def __init__(self, model: Upcycled) -> None:
         self.values = {n: p.detach().clone() for n, p in model.deltas.named_parameters()}
 
-    def add(self, model: Upcycled, step: int) -> None:
-        """Count the parameters after `step` (from 1) in."""
-        part = max(1 / (step + 1), min(1.0, 4 / (step + 3)))
+    def add(self, model: Upcycled, step: int, least: float) -> None:
+        """Count the parameters after `step` (from 1) in, with at least this part."""
+        part = max(least, 1 / (step + 1), min(1.0, 4 / (step + 3)))
         for name, value in model.deltas.named_parameters():
             self.values[name].lerp_(value.detach(), part)
 
@@ -93,6 +94,15 @@ def save_deltas(values: dict[str, Tensor], path: Path, facts: dict[str, str]) ->
     path.with_suffix(".part").replace(path)
 
 
+def finish(rows: dict[str, Rows], seed: int) -> Iterator[tuple[str, int]]:
+    """Endless (domain, row) pairs: a core chat after every row of the other domains in turn."""
+    rest = schedule({n: r for n, r in rows.items() if n not in ("chat", "core")}, seed + 1)
+    core = schedule({"core": rows["core"]}, seed)
+    while True:
+        yield next(rest)
+        yield next(core)
+
+
 def train(
     model: Upcycled,
     rows: dict[str, Rows],
@@ -107,19 +117,23 @@ def train(
     others = [p for n, p in model.deltas.named_parameters() if not n.endswith("router")]
     groups = [{"params": routers, "lr": ROUTER_RATE}, {"params": others, "lr": RATE}]
     adam = torch.optim.Adam(groups, betas=(0.9, 0.98))
-    average, order, first = Average(model), schedule(rows, seed), 1
+    main_rows = {n: r for n, r in rows.items() if n != "core"}
+    average, order, first = Average(model), schedule(main_rows, seed), 1
+    last = finish(rows, seed)
     if (out / "state.pt").exists():
         state = torch.load(out / "state.pt")
         model.deltas.load_state_dict(state["model"])
         adam.load_state_dict(state["adam"])
         average.values, first = state["average"], state["step"] + 1
-        for _ in range(BATCH * (first - 1)):
-            next(order)
+        for done in range(1, first):
+            for _ in range(BATCH):
+                next(last if done > steps - FINISH else order)
     for step in range(first, steps + 1):
         began = time.time()
         for group, rate in zip(adam.param_groups, (ROUTER_RATE, RATE), strict=True):
             group["lr"] = rate * min(1.0, step / WARMUP)
-        picks = [next(order) for _ in range(BATCH)]
+        finishing = step > steps - FINISH
+        picks = [next(last if finishing else order) for _ in range(BATCH)]
         parts = [rows[name].batch([i]) for name, i in picks]
         ids, targets = (torch.cat(p) for p in zip(*parts, strict=True))
         hidden, balance = model(ids)
@@ -128,7 +142,7 @@ def train(
         (loss + BALANCE * balance).backward()
         torch.nn.utils.clip_grad_norm_(model.deltas.parameters(), 1.0)
         adam.step()
-        average.add(model, step)
+        average.add(model, step, 0.1 if finishing else 0.0)
         names = " ".join(name for name, _ in picks)
         took = time.time() - began
         print(f"{step}: {loss.item():.3f} {balance.item():.3f} {took:.0f} s {names}", flush=True)

@@ -84,6 +84,7 @@ def write_tokenizer(parent: DenseParent, folder: Path) -> None:
         "do_sample": True,
         "temperature": 0.2,
         "top_p": 0.9,
+        "repetition_penalty": 1.1,  # without it so small a model falls into loops
     }
     for name, content in (
         ("tokenizer.json", model),
