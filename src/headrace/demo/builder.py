@@ -168,26 +168,29 @@ def build(home: Path, progress: Progress | None = None, *, recipe: Recipe | None
     """Build the folder unless another process has just done it; errors as for `ensure`."""
     wanted = recipe or Recipe(locate(), PATH)
     models = home / "models"
-    folder = models / NAME
-    models.mkdir(parents=True, exist_ok=True)
-    with _locked(models / f".{NAME}.lock"):
-        if is_whole(folder, wanted.version):
-            return folder
-        for left in models.glob(f".{NAME}.*.part"):  # of a process that was killed
-            shutil.rmtree(left, ignore_errors=True)
-        part = models / f".{NAME}.{os.getpid()}.part"
-        try:
-            _fill(part, wanted, progress or (lambda done, total: None))
-            _replace(part, folder)
-        except OSError as error:
-            raise CapacityError(
-                f"the demo model could not be written to {models} ({error.strerror or error})",
-                expected="a writable folder with about 1.5 GB free",
-                fix="free some space or set HEADRACE_HOME to another folder",
-            ) from error
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
-    return folder
+    try:
+        models.mkdir(parents=True, exist_ok=True)
+        with _locked(models / f".{NAME}.lock"):
+            if not is_whole(models / NAME, wanted.version):
+                _build_locked(models, wanted, progress or (lambda done, total: None))
+    except OSError as error:
+        raise CapacityError(
+            f"the demo model could not be written to {models} ({error.strerror or error})",
+            expected="a writable folder with about 1.5 GB free",
+            fix="free some space or set HEADRACE_HOME to another folder",
+        ) from error
+    return models / NAME
+
+
+def _build_locked(models: Path, recipe: Recipe, progress: Progress) -> None:
+    for left in models.glob(f".{NAME}.*.part"):  # of a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    part = models / f".{NAME}.{os.getpid()}.part"
+    try:
+        _fill(part, recipe, progress)
+        _replace(part, models / NAME)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def is_whole(folder: Path, version: str | None) -> bool:

@@ -137,6 +137,12 @@ def test_a_failing_write_is_a_capacity_error_and_leaves_nothing(
     assert [p.name for p in (tmp_path / "models").iterdir()] == [".demo.lock"]
 
 
+def test_a_home_that_cannot_be_written_is_a_capacity_error(recipe: Recipe, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(CapacityError, match="set HEADRACE_HOME to another folder"):
+        ensure(tmp_path / "file", quiet, recipe=recipe)
+
+
 def test_a_small_disk_is_refused_before_anything_is_written(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
