@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "mixers.hpp"
 
@@ -19,74 +20,92 @@ T* at(Address address) {
     return reinterpret_cast<T*>(address);
 }
 
+// Through the pool's tape: the record `c` holds addresses and numbers alone.
+template <class C>
+void make(Pool& pool, void (*op)(Pool&, const C&), std::type_identity_t<C> c) {
+    pool.make([=](Pool& p) { op(p, c); });
+}
+
+void add(Pool& pool, Address x, Address y, std::int64_t count) {
+    make(pool, headrace::add, {at<float>(x), at<float>(y), count});
+}
+
 void rms_norm(Pool& pool, Address x, std::int64_t rows, std::int64_t width, std::int64_t x_stride,
-              Address weight, float eps, bool plus_one, Address y, std::int64_t y_stride) {
-    headrace::rms_norm(pool, {at<float>(x), nullptr, rows, width, x_stride, at<float>(weight), eps,
-                              plus_one, at<float>(y), y_stride});
+              Address weight, float eps, bool plus_one, Address y, std::int64_t y_stride,
+              std::int64_t group, std::int64_t group_stride) {
+    make(pool, headrace::rms_norm,
+         {at<float>(x), nullptr, rows, width, x_stride, at<float>(weight), eps, plus_one,
+          at<float>(y), y_stride, group, group_stride});
 }
 
 void gated_rms_norm(Pool& pool, Address x, Address gate, std::int64_t rows, std::int64_t width,
                     Address weight, float eps, Address y) {
-    headrace::rms_norm(pool, {at<float>(x), at<float>(gate), rows, width, width, at<float>(weight),
-                              eps, false, at<float>(y), width});
+    make(pool, headrace::rms_norm,
+         {at<float>(x), at<float>(gate), rows, width, width, at<float>(weight), eps, false,
+          at<float>(y), width});
 }
 
 void rope(Pool& pool, Address x, std::int64_t tokens, std::int64_t heads, std::int64_t token_stride,
           std::int64_t head_dim, Address cos, Address sin, std::int64_t rotated, bool interleaved) {
-    headrace::rope(pool, {at<float>(x), tokens, heads, token_stride, head_dim, at<float>(cos),
-                          at<float>(sin), rotated, interleaved});
+    make(pool, headrace::rope,
+         {at<float>(x), tokens, heads, token_stride, head_dim, at<float>(cos), at<float>(sin),
+          rotated, interleaved});
 }
 
 void store_kv(Pool& pool, Address x, std::int64_t tokens, std::int64_t token_stride,
               std::int64_t width, Address slots, Address kv, int format) {
-    headrace::store_kv(pool, {at<float>(x), tokens, token_stride, width, at<std::int64_t>(slots),
-                              at<std::byte>(kv), format});
+    make(pool, headrace::store_kv,
+         {at<float>(x), tokens, token_stride, width, at<std::int64_t>(slots), at<std::byte>(kv),
+          format});
 }
 
 void attention(Pool& pool, Address q, std::int64_t q_stride, Address k, Address v, int format,
                Address out, int sequences, Address offsets, Address contexts, Address blocks,
                std::int64_t max_blocks, std::int64_t block_size, int heads, int kv_heads,
                int head_dim, int value_dim, float scale, int window, Address sinks) {
-    headrace::attention(
-        pool, {at<float>(q), q_stride, at<std::byte>(k), at<std::byte>(v), format, at<float>(out),
-               sequences, at<std::int32_t>(offsets), at<std::int32_t>(contexts),
-               at<std::int32_t>(blocks), max_blocks, block_size, heads, kv_heads, head_dim,
-               value_dim, scale, window, at<float>(sinks)});
+    make(pool, headrace::attention,
+         {at<float>(q), q_stride, at<std::byte>(k), at<std::byte>(v), format, at<float>(out),
+          sequences, at<std::int32_t>(offsets), at<std::int32_t>(contexts),
+          at<std::int32_t>(blocks), max_blocks, block_size, heads, kv_heads, head_dim, value_dim,
+          scale, window, at<float>(sinks)});
 }
 
 void conv(Pool& pool, Address x, std::int64_t tokens, std::int64_t x_stride, std::int64_t channels,
           int kernel, Address weight, Address bias, int sequences, Address offsets, Address slots,
           Address state, bool silu, Address y) {
-    headrace::conv(pool, {at<float>(x), tokens, x_stride, channels, kernel, at<float>(weight),
-                          at<float>(bias), sequences, at<std::int32_t>(offsets),
-                          at<std::int32_t>(slots), at<float>(state), silu, at<float>(y)});
+    make(pool, headrace::conv,
+         {at<float>(x), tokens, x_stride, channels, kernel, at<float>(weight), at<float>(bias),
+          sequences, at<std::int32_t>(offsets), at<std::int32_t>(slots), at<float>(state), silu,
+          at<float>(y)});
 }
 
 void delta(Pool& pool, Address q, Address k, Address v, std::int64_t q_stride,
            std::int64_t k_stride, std::int64_t v_stride, Address decay, Address beta, Address out,
            int sequences, Address offsets, Address slots, Address state, int key_heads,
            int value_heads, int key_dim, int value_dim, bool normalize, float scale) {
-    headrace::delta(pool, {at<float>(q), at<float>(k), at<float>(v), q_stride, k_stride, v_stride,
-                           at<float>(decay), at<float>(beta), at<float>(out), sequences,
-                           at<std::int32_t>(offsets), at<std::int32_t>(slots), at<float>(state),
-                           key_heads, value_heads, key_dim, value_dim, normalize, scale});
+    make(pool, headrace::delta,
+         {at<float>(q), at<float>(k), at<float>(v), q_stride, k_stride, v_stride, at<float>(decay),
+          at<float>(beta), at<float>(out), sequences, at<std::int32_t>(offsets),
+          at<std::int32_t>(slots), at<float>(state), key_heads, value_heads, key_dim, value_dim,
+          normalize, scale});
 }
 
 void route(Pool& pool, Address logits, std::int64_t tokens, int experts, int top_k, int score,
            Address bias, int groups, int keep_groups, bool renormalize, float renorm_eps,
            float scale, Address ids, Address weights) {
-    headrace::route(pool, {at<float>(logits), tokens, experts, top_k, score, at<float>(bias),
-                           groups, keep_groups, renormalize, renorm_eps, scale,
-                           at<std::int32_t>(ids), at<float>(weights)});
+    make(pool, headrace::route,
+         {at<float>(logits), tokens, experts, top_k, score, at<float>(bias), groups, keep_groups,
+          renormalize, renorm_eps, scale, at<std::int32_t>(ids), at<float>(weights)});
 }
 
 }  // namespace
 
 void bind_mixers(nb::module_&, nb::class_<Pool>& pool) {
     pool.def("rms_norm", &rms_norm, "x"_a, "rows"_a, "width"_a, "x_stride"_a, "weight"_a, "eps"_a,
-             "plus_one"_a, "y"_a, "y_stride"_a, Released())
+             "plus_one"_a, "y"_a, "y_stride"_a, "group"_a = 0, "group_stride"_a = 0, Released())
         .def("gated_rms_norm", &gated_rms_norm, "x"_a, "gate"_a, "rows"_a, "width"_a, "weight"_a,
              "eps"_a, "y"_a, Released())
+        .def("add", &add, "x"_a, "y"_a, "count"_a, Released())
         .def("rope", &rope, "x"_a, "tokens"_a, "heads"_a, "token_stride"_a, "head_dim"_a, "cos"_a,
              "sin"_a, "rotated"_a, "interleaved"_a, Released())
         .def("store_kv", &store_kv, "x"_a, "tokens"_a, "token_stride"_a, "width"_a, "slots"_a,

@@ -106,21 +106,46 @@ void bind_pool(nb::class_<Pool>& pool) {
             "linear",
             [](Pool& p, Address x, int tokens, const Matrix& w, Address bias, Address y,
                bool exact) {
-                const Pool::Busy busy(p);
-                headrace::linear(p, at<const float>(x), tokens, w, at<const float>(bias),
-                                 at<float>(y), exact);
+                p.make([=, &w](Pool& pool) {
+                    const Pool::Busy busy(pool);
+                    headrace::linear(pool, at<const float>(x), tokens, w, at<const float>(bias),
+                                     at<float>(y), exact);
+                });
             },
             Released(), "x"_a, "tokens"_a, "w"_a, "bias"_a, "y"_a, "exact"_a)
         .def(
             "experts",
             [](Pool& p, Address x, int tokens, Address ids, Address weights, int top_k,
                const ExpertLayer& layer, Address y, bool exact) {
-                const Pool::Busy busy(p);
-                headrace::experts(p, at<const float>(x), tokens, at<const std::int32_t>(ids),
-                                  at<const float>(weights), top_k, layer, at<float>(y), exact);
+                p.make([=, &layer](Pool& pool) {
+                    const Pool::Busy busy(pool);
+                    headrace::experts(pool, at<const float>(x), tokens, at<const std::int32_t>(ids),
+                                      at<const float>(weights), top_k, layer, at<float>(y), exact);
+                });
             },
             Released(), "x"_a, "tokens"_a, "ids"_a, "weights"_a, "top_k"_a, "layer"_a, "y"_a,
             "exact"_a);
+}
+
+// Calls of a pool with their addresses, made again in one go.
+struct Tape {
+    std::vector<Pool::Call> calls;
+};
+
+void bind_tape(nb::module_& m, nb::class_<Pool>& pool) {
+    nb::class_<Tape>(m, "Tape")
+        .def(nb::init<>())
+        .def("__len__", [](const Tape& tape) { return tape.calls.size(); })
+        .def(
+            "replay",
+            [](const Tape& tape, Pool& p) {
+                for (const Pool::Call& call : tape.calls) call(p);
+            },
+            Released(), "pool"_a);
+    pool.def(
+            "record", [](Pool& p, Tape& tape) { p.record(&tape.calls); }, "tape"_a,
+            nb::keep_alive<1, 2>())
+        .def("stop", [](Pool& p) { p.record(nullptr); });
 }
 
 }  // namespace
@@ -136,6 +161,7 @@ NB_MODULE(_native, m) {
     bind_weights(m);
     nb::class_<Pool> pool(m, "Pool");
     bind_pool(pool);
+    bind_tape(m, pool);
     m.def("measure_read_bandwidth", &headrace::measure_read_bandwidth, Released(), "pool"_a,
           "nbytes"_a, "seconds"_a);
     bind_mixers(m, pool);

@@ -47,6 +47,15 @@ void check_offsets(const std::int32_t* offsets, int sequences) {
 
 }  // namespace
 
+void add(Pool& pool, const Add& c) {
+    require(c.count >= 0, number(c.count) + " elements", "at least 0");
+    const Pool::Busy busy(pool);
+    const auto kernel = pool.kernels().add;
+    split(pool, c.count, 1, [&](std::int64_t first, std::int64_t last, int) {
+        kernel(c.x + first, c.y + first, static_cast<std::size_t>(last - first));
+    });
+}
+
 void rms_norm(Pool& pool, const RmsNorm& c) {
     require(c.width > 0, "a row of " + number(c.width), "at least 1 element");
     const Pool::Busy busy(pool);

@@ -14,6 +14,13 @@
 
 namespace headrace {
 
+// x += y, elementwise.
+struct Add {
+    float* x;
+    const float* y;
+    std::int64_t count;
+};
+
 struct RmsNorm {
     const float* x;
     const float* gate;  // nullptr: no gate
@@ -25,6 +32,12 @@ struct RmsNorm {
     bool plus_one;
     float* y;
     std::int64_t y_stride;
+    std::int64_t group = 0;  // rows that lie x_stride apart, groups of them group_stride; 0: all do
+    std::int64_t group_stride = 0;
+
+    const float* row(std::int64_t i) const {
+        return group == 0 ? x + i * x_stride : x + i / group * group_stride + i % group * x_stride;
+    }
 };
 
 struct Rope {
@@ -183,6 +196,7 @@ struct MixerTable {
 
 // Each checks its arguments (std::invalid_argument: found; expected), splits the work over the
 // pool where it is worth a barrier, and returns when the result is written.
+void add(Pool& pool, const Add& c);
 void rms_norm(Pool& pool, const RmsNorm& c);
 void rope(Pool& pool, const Rope& c);
 void store_kv(Pool& pool, const StoreKv& c);

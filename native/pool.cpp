@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <new>
 #include <stdexcept>
+#include <utility>
 
 #include "cpu.hpp"
 
@@ -193,6 +194,11 @@ Pool::Pool(int threads, bool pin, const KernelTable& kernels, bool rescue)
         CPU_SET(cores[static_cast<std::size_t>(i)], &mask);
         pthread_setaffinity_np(workers_.back().native_handle(), sizeof mask, &mask);
     }
+}
+
+void Pool::make(Call call) {
+    call(*this);
+    if (tape_ != nullptr) tape_->push_back(std::move(call));
 }
 
 Pool::~Pool() {

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -77,6 +78,14 @@ class Pool {
     void reserve_scratch(std::size_t nbytes);
     std::byte* scratch(int worker) { return scratch_[static_cast<std::size_t>(worker)].data; }
 
+    // What one call of the public face does. It is kept by a tape, so it holds addresses, no
+    // Python.
+    using Call = std::function<void(Pool&)>;
+
+    // Makes the call, and adds it to the tape that is being recorded, if one is.
+    void make(Call call);
+    void record(std::vector<Call>* tape) { tape_ = tape; }  // nullptr ends it
+
     // Counts the wall time of one public call.
     class Busy {
       public:
@@ -122,6 +131,7 @@ class Pool {
     std::vector<std::unique_ptr<Arena>> arenas_;
     std::atomic<std::uint64_t> busy_ns_{0};
     int fork_generation_ = 0;
+    std::vector<Call>* tape_ = nullptr;
     bool rescue_ = false;
 };
 

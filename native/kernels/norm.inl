@@ -37,7 +37,7 @@ inline F32 norm_weight(const RmsNorm& c, std::int64_t i, int n) {
 
 inline void rms_norm_rows(const RmsNorm& c, std::int64_t first, std::int64_t last) {
     for (std::int64_t row = first; row < last; ++row) {
-        const float* x = c.x + row * c.x_stride;
+        const float* x = c.row(row);
         float* y = c.y + row * c.y_stride;
         const float mean = sum_of_squares(x, c.width) / static_cast<float>(c.width);
         const F32 r = F32::set1(1.0f / std::sqrt(mean + c.eps));

@@ -58,6 +58,14 @@ class ExpertLayer:
     experts: int
     row_nbytes: int  # bytes of one expert
 
+class Tape:
+    """Calls of a pool, to be made again with the same addresses, in one go and without Python."""
+
+    def __init__(self) -> None: ...
+    def __len__(self) -> int: ...
+    def replay(self, pool: Pool) -> None:
+        """All memory that the calls name, and each Matrix and ExpertLayer, must live still."""
+
 class Pool:
     """Persistent workers pinned to physical cores. The submitting thread works too."""
 
@@ -108,6 +116,11 @@ class Pool:
         expert's rows are read once per call however many tokens chose it.
         """
 
+    def record(self, tape: Tape) -> None:
+        """From here to `stop`, the calls below are made as ever and added to the tape."""
+    def stop(self) -> None: ...
+    def add(self, x: int, y: int, count: int) -> None:
+        """x += y, elementwise."""
     def rms_norm(
         self,
         x: int,
@@ -119,9 +132,12 @@ class Pool:
         plus_one: bool,
         y: int,
         y_stride: int,
+        group: int = 0,
+        group_stride: int = 0,
     ) -> None:
         """y = x * rsqrt(mean(x^2) + eps) * (weight or 1 + weight); weight 0 = none. Strides in
-        floats; y may be x."""
+        floats; y may be x. With `group`, so many rows of x lie `x_stride` apart, and the groups
+        `group_stride`."""
 
     def gated_rms_norm(
         self, x: int, gate: int, rows: int, width: int, weight: int, eps: float, y: int

@@ -77,6 +77,18 @@ def linear(r: Random) -> Iterator[Case]:
     yield lambda ops: (ops.linear(x, w),)
 
 
+def add(r: Random) -> Iterator[Case]:
+    for tokens, width in ((1, 7), (3, 100), (40, 2048)):
+        x, y = r.normal(tokens, width), r.normal(tokens, width)
+
+        def case(ops: Ops, x: Tensor = x, y: Tensor = y) -> Results:
+            total = x.clone()
+            ops.add(total, y)
+            return (total,)
+
+        yield case
+
+
 def rms_norm(r: Random) -> Iterator[Case]:
     for shape in ((1, 63), (7, 100), (3, 5, 24)):
         x, weight = r.normal(*shape), r.normal(shape[-1])
@@ -258,6 +270,7 @@ OPS: dict[str, Callable[[Random], Iterator[Case]]] = {
     f.__name__: f
     for f in (
         linear,
+        add,
         rms_norm,
         gated_rms_norm,
         rope,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from headrace import _native
+from headrace.device.tape import CpuGraph
 from headrace.errors import ConfigError, DeviceError
 
 
@@ -60,6 +61,10 @@ class CpuDevice:
 
     def host(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8)
+
+    def graph(self) -> CpuGraph:
+        """An empty one, to record a step into."""
+        return CpuGraph(self.pool)
 
     def close(self) -> None:
         """Stops the workers. Calling it twice is harmless."""

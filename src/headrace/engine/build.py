@@ -6,16 +6,15 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 import torch
-from torch import Tensor
 
 from headrace.device.cpu import CpuDevice
+from headrace.engine.graphs import Graphs
 from headrace.engine.opening import Opening
 from headrace.engine.pools import make_state
 from headrace.engine.runner import Runner
 from headrace.experts.bank import ExpertBank
 from headrace.experts.placement import Resident
 from headrace.models.load import load_model
-from headrace.models.state import Batch, State
 from headrace.ops.choose import ops_for
 
 
@@ -48,12 +47,8 @@ def _runner(
     torch.set_num_threads(1)
     ops = ops_for(device)
     model = load_model(opening.source, ops, reading=opening.reading, progress=progress)
-    transformer = model.transformer
     experts = Resident(ExpertBank(model.expert_rows, model.facts), ops)
-
-    def forward(batch: Batch, state: State) -> Tensor:
-        return transformer.forward(batch, state, experts)
-
+    graphs = Graphs(model.transformer, experts, device)
     state = make_state(
         model.facts.state,
         device,
@@ -62,9 +57,10 @@ def _runner(
         kv_dtype=torch.float32 if opening.plan.exact else torch.bfloat16,
     )
     return Runner(
-        forward,
+        graphs.forward,
         state,
         step_tokens=limits.step_tokens,
         sequences=limits.max_sequences,
         block_tokens=limits.block_tokens,
+        sequence_blocks=-(-limits.context // limits.block_tokens),
     )

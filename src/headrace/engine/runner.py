@@ -1,4 +1,7 @@
-"""Step -> tensors -> forward -> logits. Buffers are made once; prompts cost no Python per token."""
+"""Step -> tensors -> forward -> logits.
+
+Buffers are made once and never move; a prompt costs no Python per token.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,7 @@ class Runner:
         step_tokens: int,
         sequences: int,
         block_tokens: int,
+        sequence_blocks: int,
     ) -> None:
         self._forward = forward
         self._state = state
@@ -39,7 +43,8 @@ class Runner:
         self._offsets = np.zeros(sequences + 1, dtype=np.int32)
         self._contexts = np.zeros(sequences, dtype=np.int32)
         self._states = np.zeros(sequences, dtype=np.int32)
-        self._table = np.zeros(0, dtype=np.int32)
+        self._table = np.zeros((sequences, sequence_blocks), dtype=np.int32)
+        self._decode: dict[int, Batch] = {}  # by sequences
         self._rows: dict[RequestId, tuple[tuple[int, ...], NDArray[np.int32]]] = {}
 
     def run(self, step: Step, *, every: bool = False) -> Tensor:
@@ -66,14 +71,24 @@ class Runner:
             if span.sample:
                 wanted.append(at - 1)
         n = len(spans)
+        if len(wanted) == at:  # one token of each: its views are always the same
+            batch = self._decode.get(n)
+            if batch is None:
+                batch = self._decode[n] = self._views(n, at, torch.arange(at))
+            return batch
+        rows_N = torch.arange(at) if every else torch.tensor(wanted, dtype=torch.int64)
+        return self._views(n, at, rows_N)
+
+    def _views(self, n: int, at: int, rows_N: Tensor) -> Batch:
+        """The buffers as far as `n` spans with `at` tokens fill them."""
         return Batch(
             tokens_T=torch.from_numpy(self._tokens[:at]),
             positions_T=torch.from_numpy(self._positions[:at]),
-            rows_N=torch.arange(at) if every else torch.tensor(wanted, dtype=torch.int64),
+            rows_N=rows_N,
             spans=Spans(
                 offsets_S1=torch.from_numpy(self._offsets[: n + 1]),
                 contexts_S=torch.from_numpy(self._contexts[:n]),
-                blocks_SB=torch.from_numpy(table),
+                blocks_SB=torch.from_numpy(self._table[:n]),
                 kv_slots_T=torch.from_numpy(self._kv_slots[:at]),
                 states_S=torch.from_numpy(self._states[:n]),
                 block_size=self._block_tokens,
@@ -96,14 +111,11 @@ class Runner:
         self._kv_slots[at:end] += positions % size
 
     def _block_table(self, spans: tuple[Span, ...]) -> NDArray[np.int32]:
-        """[spans, most blocks], zero-filled behind each sequence's own.
+        """[spans, blocks of the longest sequence], zero-filled behind each sequence's own.
 
         A row is converted only when a sequence got a block: its tuple is then another object.
         """
-        wide = max(len(span.blocks) for span in spans)
-        if self._table.size < len(spans) * wide:
-            self._table = np.zeros(2 * len(spans) * wide, dtype=np.int32)
-        table = self._table[: len(spans) * wide].reshape(len(spans), wide)
+        table = self._table[: len(spans)]
         rows = self._rows
         self._rows = {}
         for i, span in enumerate(spans):

@@ -69,4 +69,6 @@ class AttentionBlock:
         norm = self._ops.rms_norm
         if self._spec.qk_norm == QkNorm.HEAD:
             return norm(x_THD, weight, self._eps, plus_one=self._plus_one)
-        return norm(x_THD.flatten(1), weight, self._eps, plus_one=self._plus_one).view(x_THD.shape)
+        return norm(
+            x_THD.view(x_THD.shape[0], -1), weight, self._eps, plus_one=self._plus_one
+        ).view(x_THD.shape)

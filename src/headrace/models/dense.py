@@ -17,12 +17,11 @@ class OneExpert:
         self._of: dict[int, Routing] = {}
 
     def __call__(self, tokens: int) -> Routing:
-        """Tables are kept per token count: a decode step asks for the same one in every layer."""
+        """Kept per token count: a step asks for the same in every layer, a tape for its own."""
         routing = self._of.get(tokens)
         if routing is None:
             ids = torch.zeros(tokens, 1, dtype=torch.int32)
-            self._of = {tokens: Routing(ids, torch.ones(tokens, 1))}
-            routing = self._of[tokens]
+            routing = self._of[tokens] = Routing(ids, torch.ones(tokens, 1))
         return routing
 
 

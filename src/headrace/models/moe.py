@@ -33,4 +33,5 @@ class MoeBlock:
         if self._gate is not None:
             weight_T1 = sigmoid(self._ops.linear(x_TD, self._gate))
             chosen = Routing(chosen.ids_TX, weight_T1)
-        return y_TD.add_(self._ops.experts(x_TD, chosen, self._shared))
+        self._ops.add(y_TD, self._ops.experts(x_TD, chosen, self._shared))
+        return y_TD

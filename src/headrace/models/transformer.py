@@ -17,6 +17,7 @@ from headrace.models.rope import RopeTable
 from headrace.models.spec import Attention, Dense, ModelSpec, Rope
 from headrace.models.state import Batch, Experts, KvPool, LayerState, RecurrentPool, State
 from headrace.models.tensors import Scope
+from headrace.ops.spans import Spans
 from headrace.ops.table import Linear, Ops
 
 
@@ -31,6 +32,14 @@ class Layer:
     rope: Rope | None
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What the layers start from. x_TD: the residual stream, updated in place."""
+
+    x_TD: Tensor
+    angles: dict[Rope, Angles]
+
+
 class Transformer:
     """A model of any family. Routed experts are not in here: `forward` is told who runs them."""
 
@@ -40,40 +49,54 @@ class Transformer:
         self._embed_VD = tensors.matrix("embed")
         self._head = Linear((self._embed_VD,)) if spec.tied else tensors.linear("head")
         self._norm_D = tensors.vector("norm")
-        everyone = OneExpert()
-        self._layers = [_layer(i, spec, tensors, ops, everyone) for i in range(len(spec.layers))]
+        self._everyone = OneExpert()
+        count = len(spec.layers)
+        self._layers = [_layer(i, spec, tensors, ops, self._everyone) for i in range(count)]
         self._tables = {layer.rope: RopeTable(layer.rope) for layer in self._layers if layer.rope}
 
     def forward(self, batch: Batch, state: State, experts: Experts) -> Tensor:
         """Logits of the tokens `batch.rows_N`, float32 [N, V]. Reads and updates `state`, one entry
         a layer.
         """
-        x_TD = self._embed_VD.index_select(0, batch.tokens_T).float()
+        entry = self.enter(batch)
+        self.run_layers(entry, batch.spans, state, experts)
+        if batch.rows_N.shape[0] == 0:  # a chunk of a prompt that goes on
+            return entry.x_TD.new_empty(0, self.spec.vocab)
+        return self.logits(entry.x_TD.index_select(0, batch.rows_N))
+
+    def enter(self, batch: Batch) -> Entry:
+        """Looks up what the layers start from: embeddings, and cos and sin of each position."""
         highest = int(batch.positions_T.max())
-        angles: dict[Rope | None, Angles | None] = {
-            rope: table.rows(batch.positions_T, highest) for rope, table in self._tables.items()
-        }
-        angles[None] = None
+        self._everyone(int(batch.tokens_T.shape[0]))  # made here, so that no capture has to
+        return Entry(
+            self._embed_VD.index_select(0, batch.tokens_T).float(),
+            {rope: table.rows(batch.positions_T, highest) for rope, table in self._tables.items()},
+        )
+
+    def run_layers(self, entry: Entry, spans: Spans, state: State, experts: Experts) -> None:
+        """All layers, in place on `entry.x_TD`."""
+        x_TD, add = entry.x_TD, self._ops.add
         for layer, own in zip(self._layers, state, strict=True):
+            angles = None if layer.rope is None else entry.angles[layer.rope]
             normed = self._norm(x_TD, layer.mixer_norm_D)
-            x_TD += self._mix(layer, normed, batch, own, angles[layer.rope])
+            add(x_TD, self._mix(layer, normed, spans, own, angles))
             normed = self._norm(x_TD, layer.ffn_norm_D)
             ffn = layer.ffn
-            x_TD += ffn(normed) if isinstance(ffn, DenseBlock) else ffn(normed, experts)
-        if batch.rows_N.shape[0] == 0:  # a chunk of a prompt that goes on
-            return x_TD.new_empty(0, self.spec.vocab)
-        last_ND = x_TD.index_select(0, batch.rows_N)
-        return self._ops.linear(self._norm(last_ND, self._norm_D), self._head)
+            add(x_TD, ffn(normed) if isinstance(ffn, DenseBlock) else ffn(normed, experts))
+
+    def logits(self, x_ND: Tensor) -> Tensor:
+        """The last norm and the output head, [N, V]."""
+        return self._ops.linear(self._norm(x_ND, self._norm_D), self._head)
 
     def _mix(
-        self, layer: Layer, x_TD: Tensor, batch: Batch, own: LayerState, angles: Angles | None
+        self, layer: Layer, x_TD: Tensor, spans: Spans, own: LayerState, angles: Angles | None
     ) -> Tensor:
         mixer = layer.mixer
         if isinstance(mixer, AttentionBlock):
             assert isinstance(own, KvPool)
-            return mixer(x_TD, batch.spans, own, angles)
+            return mixer(x_TD, spans, own, angles)
         assert isinstance(own, RecurrentPool)
-        return mixer(x_TD, batch.spans, own)
+        return mixer(x_TD, spans, own)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return self._ops.rms_norm(x, weight, self.spec.eps, plus_one=self.spec.norm_plus_one)

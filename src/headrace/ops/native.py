@@ -10,6 +10,7 @@ from headrace.ops.experts.native import NativeExperts
 from headrace.ops.kv.native import NativeStoreKv
 from headrace.ops.linear.native import NativeLinear
 from headrace.ops.norm.native import NativeGatedRmsNorm, NativeRmsNorm
+from headrace.ops.residual.native import NativeAdd
 from headrace.ops.rope.native import NativeRope
 from headrace.ops.route.native import NativeRoute
 from headrace.ops.table import Ops
@@ -19,6 +20,7 @@ def native_ops(pool: Pool, *, exact: bool) -> Ops:
     """`exact`: activations are never rounded to bfloat16. The pool must outlive the table."""
     return Ops(
         linear=NativeLinear(pool, exact=exact),
+        add=NativeAdd(pool),
         rms_norm=NativeRmsNorm(pool),
         gated_rms_norm=NativeGatedRmsNorm(pool),
         rope=NativeRope(pool),

@@ -9,6 +9,7 @@ from headrace.ops.experts.reference import experts
 from headrace.ops.kv.reference import store_kv
 from headrace.ops.linear.reference import linear
 from headrace.ops.norm.reference import gated_rms_norm, rms_norm
+from headrace.ops.residual.reference import add
 from headrace.ops.rope.reference import rope
 from headrace.ops.route.reference import route
 from headrace.ops.table import Ops
@@ -18,6 +19,7 @@ def reference_ops() -> Ops:
     """Every op as its reference."""
     return Ops(
         linear=linear,
+        add=add,
         rms_norm=rms_norm,
         gated_rms_norm=gated_rms_norm,
         rope=rope,

@@ -101,6 +101,12 @@ class LinearOp(Protocol):
     def __call__(self, x_TK: Tensor, w: Linear) -> Tensor: ...
 
 
+class AddOp(Protocol):
+    def __call__(self, x_TD: Tensor, y_TD: Tensor) -> None:
+        """x += y, in place."""
+        ...
+
+
 class RmsNormOp(Protocol):
     def __call__(
         self, x: Tensor, weight: Tensor | None, eps: float, *, plus_one: bool = False
@@ -186,6 +192,7 @@ class Ops:
     """Everything a model may compute with. `ops_for` in `headrace.ops` fills it for a device."""
 
     linear: LinearOp
+    add: AddOp
     rms_norm: RmsNormOp
     gated_rms_norm: GatedRmsNormOp
     rope: RopeOp

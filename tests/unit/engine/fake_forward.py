@@ -134,6 +134,7 @@ def make_engine(
         step_tokens=step_tokens,
         sequences=sequences,
         block_tokens=block_tokens,
+        sequence_blocks=-(-plan.context.value // block_tokens),
     )
     return Engine(plan, runner, limits_of(plan, VOCAB, frozenset({END}))), model
 

@@ -9,7 +9,7 @@ from headrace._native import Pool
 
 
 class NativeRmsNorm:
-    """Reads rows at any even stride; others are gathered first."""
+    """Reads rows [T, D] or heads [T, H, D] at any strides of T and H."""
 
     def __init__(self, pool: Pool) -> None:
         self._run = pool.rms_norm
@@ -19,21 +19,22 @@ class NativeRmsNorm:
     ) -> Tensor:
         y = torch.empty(x.shape)
         width = x.shape[-1]
-        if x.dim() != 2:
-            x = x.reshape(-1, width)  # a view where the rows are evenly spaced
-        if x.stride(1) != 1:
-            x = x.contiguous()
+        if x.dim() > 3 or x.stride(-1) != 1:
+            x = x.reshape(-1, width).contiguous()
         address = 0 if weight is None else weight.data_ptr()
+        heads = x.dim() == 3
         self._run(
             x.data_ptr(),
-            x.shape[0],
+            x.numel() // width,
             width,
-            x.stride(0),
+            x.stride(-2),
             address,
             eps,
             plus_one,
             y.data_ptr(),
             width,
+            x.shape[1] if heads else 0,
+            x.stride(0) if heads else 0,
         )
         return y
 

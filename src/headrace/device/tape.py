@@ -1,0 +1,85 @@
+"""Capturing a step on the CPU: native calls and their addresses, replayed without Python.
+
+Only what the pool computes is on the tape: a capture in which torch computed anything is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from headrace import _native
+
+_ALLOCATIONS = {"aten.empty.memory_format", "aten.empty_like.default"}
+_VIEWS = {
+    f"aten.{name}.default"
+    for name in ("as_strided", "view", "_unsafe_view", "_reshape_alias", "detach", "alias")
+} | {"aten.select.int", "aten.slice.Tensor", "aten.unbind.int", "aten.split_with_sizes.default"}
+
+_VIEWS_OR_COPIES = {"aten.reshape.default", "aten.contiguous.default", "aten.flatten.using_ints"}
+
+
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Keeps what is allocated and names the first operation that computes or copies."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kept: list[Tensor] = []
+        self.foreign = ""
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = str(func)
+        if name in _ALLOCATIONS:
+            self.kept.append(result)
+        elif name not in _VIEWS and not (name in _VIEWS_OR_COPIES and _shared(result, args[0])):
+            self.foreign = self.foreign or name
+        return result
+
+
+def _shared(a: Tensor, b: Tensor) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+class CpuGraph:
+    """A captured step. It owns the memory that was allocated while it was captured."""
+
+    def __init__(self, pool: _native.Pool) -> None:
+        self._pool = pool
+        self._tape = _native.Tape()
+        self._watch = Watch()
+
+    @property
+    def foreign(self) -> str:
+        """The operation that keeps this capture from being replayed; "" if there is none."""
+        return self._watch.foreign
+
+    def replay(self) -> None:
+        """Everything again, with inputs and results where they were."""
+        assert not self.foreign
+        self._tape.replay(self._pool)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """The step is computed as ever, and captured."""
+        self._pool.record(self._tape)
+        try:
+            with self._watch:
+                yield
+        finally:
+            self._pool.stop()
+
+
+def addresses(*tensors: Tensor) -> tuple[int, ...]:
+    """By which a capture's inputs are known again."""
+    return tuple(t.data_ptr() for t in tensors)

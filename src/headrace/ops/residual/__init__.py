@@ -1,0 +1,1 @@
+"""Adding a block's output to the residual stream."""
