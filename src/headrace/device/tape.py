@@ -26,6 +26,11 @@ _VIEWS_OR_COPIES = {"aten.reshape.default", "aten.contiguous.default", "aten.fla
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Keeps what is allocated and names the first operation that computes or copies."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is compiled; the default imports the compiler, which takes seconds."""
+        return False
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.kept: list[Tensor] = []
