@@ -29,7 +29,7 @@ def run(
     """Tokens/s of a prompt in one step, and how many times the two lower bounds it takes.
 
     Bytes: all weights but the embedding, once. Operations: 2 per weight and token, for the dense
-    weights and the chosen experts. The rate is that of one large torch product in BF16, and in
+    weights and the chosen experts, and for the output head once. The rate is that of one large torch product in BF16, and in
     float32 beside it, both in this run.
     """
     with opened(
@@ -46,7 +46,8 @@ def run(
             walls.append(_prefill(bench, tokens))
         bench.measure_bandwidth()
         facts = bench.facts
-        operations = 2 * tokens * facts.active_weights
+        head = facts.vocab * facts.hidden  # meets the last token alone
+        operations = 2 * (tokens * (facts.active_weights - head) + head)
         wall, product16 = statistics.median(walls), statistics.median(products16)
         by_bytes = facts.prefill_bytes / bench.bandwidth
         return {
