@@ -29,8 +29,8 @@ def run(
     """Tokens/s of a prompt in one step, and how many times the two lower bounds it takes.
 
     Bytes: all weights but the embedding, once. Operations: 2 per weight and token, for the dense
-    weights and the chosen experts, and for the output head once. The rate is that of one large torch product in BF16, and in
-    float32 beside it, both in this run.
+    weights and the chosen experts, and for the output head once. The rate is that of one large
+    torch product in BF16, and in float32 beside it, both in this run.
     """
     with opened(
         model=model, shape=shape, home=home, threads=threads, step_tokens=tokens, progress=progress
