@@ -112,7 +112,7 @@ def test_a_torn_checkpoint_is_one_message(folder, tmp_path, headrace, broken):
 def test_an_interrupt_ends_run_with_130_and_no_word(folder):
     """With a pipe for standard input that nobody writes to or closes: that is no reason to wait."""
     process = subprocess.Popen(
-        [*COMMAND, "run", str(folder), "hello", "--max-tokens", "29000", "--top-k", "1"],
+        [*COMMAND, "run", str(folder), "hi", "--max-tokens", "29000", "--top-k", "1"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
     )  # fmt: skip
     assert process.stdout is not None
