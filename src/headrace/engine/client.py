@@ -65,9 +65,11 @@ class Stream:
             self._wake = lambda: loop.call_soon_threadsafe(ready.set)
         while not self._finished:
             ready.clear()
-            if not self._events:
+            if self._events:
+                await asyncio.sleep(0)  # a reader slower than the engine can be cancelled, too
+            else:
                 await ready.wait()
-            while self._events and not self._finished:
+            for _ in range(len(self._events)):
                 yield self._pop()
 
     def __enter__(self) -> Self:
