@@ -94,6 +94,7 @@ def _report(
     as_json: bool,
     out: Path | None,
 ) -> None:
+    from headrace.bench.report import write  # noqa: PLC0415 start-up time
     from headrace.cli.environment import home  # noqa: PLC0415 start-up time
     from headrace.cli.meter import Meter  # noqa: PLC0415 start-up time
     from headrace.cli.model import resolve  # noqa: PLC0415 start-up time
@@ -110,8 +111,7 @@ def _report(
             progress=meter.show,
         )
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(result, indent=1) + "\n")
+        write(out, result)
     if as_json:
         sys.stdout.write(json.dumps(result) + "\n")
     else:
