@@ -116,6 +116,65 @@ class Pool:
         expert's rows are read once per call however many tokens chose it.
         """
 
+    def experts_parts(
+        self, x: int, tokens: int, ids: int, top_k: int, layer: ExpertLayer, parts: int, exact: bool
+    ) -> None:
+        """parts[t, k, hidden] = expert ids[t, k] (x[t]), unweighted; the parts of negative ids are
+        left alone."""
+
+    def combine(
+        self, parts: int, tokens: int, top_k: int, hidden: int, ids: int, weights: int, y: int
+    ) -> None:
+        """y[t] = sum over k of weights[t, k] * parts[t, k] in ascending ids[t, k]; negative ones
+        are skipped. After `experts_parts` with the same ids: the bits of `experts`."""
+
+    def plan(
+        self,
+        *,
+        ids: int,
+        tokens: int,
+        top_k: int,
+        base: int,
+        experts: int,
+        slot_of: int,
+        rows: int,
+        row_of: int,
+        slots: int,
+        sums: int,
+        value: int,
+        clock: int,
+        lru: bool,
+        quota: int,
+        quotas: int,
+        slot_ids: int,
+        host_ids: int,
+        fill_experts: int,
+        fill_slots: int,
+        counts: int,
+        staging: int,
+    ) -> None:
+        """`ops.table.PlanOp` over the addresses of a Cache (`rows`, `slots`: its sizes) and of a
+        Planned. The cost does not depend on how many rows are filled."""
+
+    def observe(
+        self,
+        *,
+        ids: int,
+        tokens: int,
+        top_k: int,
+        base: int,
+        experts: int,
+        rows: int,
+        sums: int,
+        value: int,
+        left_q24: tuple[int, int],
+        gain_q32: tuple[int, int],
+    ) -> None:
+        """`ops.table.ObserveOp`, of a cache that is not least-recently-used."""
+
+    def pace(self, nanoseconds: int) -> None:
+        """Returns after so long: a device kernel of a set rate."""
+
     def record(self, tape: Tape) -> None:
         """From here to `stop`, the calls below are made as ever and added to the tape."""
     def stop(self) -> None: ...
@@ -284,6 +343,88 @@ class Pool:
         divided by (sum + renorm_eps) if renormalize, times scale; ids int32 best first [tokens,
         top_k].
         """
+
+class RowSpans:
+    """How the expert rows of one layer lie on the host and within a slot."""
+
+    def __init__(
+        self, sources: Sequence[Sequence[int]], nbytes: Sequence[int], offsets: Sequence[int]
+    ) -> None:
+        """Span i of expert e: nbytes[i] bytes at sources[e][i], which go to offsets[i] of a
+        slot."""
+    experts: int
+    row_nbytes: int  # bytes that one row moves
+    slot_nbytes: int  # bytes that one row needs
+
+class Link:
+    """The copy engine of an emulated device: one thread that copies in the order of the calls, no
+    faster than a set rate. `pool` is the one whose tape is recorded. RuntimeError after `close`."""
+
+    def __init__(self, bytes_per_s: float = 0.0, cpu: int = -1) -> None:
+        """0 = as fast as the memory goes. `cpu`: where the thread runs, -1 = anywhere."""
+    rate: float  # bytes/s; may be set at any time
+    def copy_rows(
+        self,
+        pool: Pool,
+        spans: RowSpans,
+        experts: int,
+        slots: int,
+        count: int,
+        base: int,
+        slot_nbytes: int,
+        poison: bool,
+    ) -> None:
+        """Row experts[i] goes to base + slots[i] * slot_nbytes for i < count[0] (int32 addresses,
+        read before the call returns). `poison`: the slots are filled with 0xFF at once."""
+
+    def copy(self, pool: Pool, dst: int, src: int, nbytes: int) -> None: ...
+    def wait(self, pool: Pool) -> None:
+        """Until all is done that was asked for before."""
+
+    def mark(self) -> int:
+        """Names all that was asked for up to now."""
+
+    def wait_for(self, mark: int) -> None: ...
+    def observations(self) -> list[tuple[int, int]]:
+        """(rows, nanoseconds) of each finished `copy_rows` since the last call, in their order;
+        (0, 0) where the count was 0. The last 4096 at most. The time runs from the call, or from
+        the end of what was before it in the queue."""
+
+    def close(self) -> None:
+        """Finishes what was asked for. Calling it twice is harmless."""
+
+class HostService:
+    """A thread that submits experts to a pool of its own, so that the caller's can go on."""
+
+    def __init__(self, pool: Pool, cpu: int = -1) -> None:
+        """From here on no other thread may use `pool`."""
+
+    def alert(self, pool: Pool) -> None:
+        """Work will come soon: the thread and the pool's workers wake, and look out for it."""
+
+    def ring(
+        self,
+        pool: Pool,
+        x: int,
+        tokens: int,
+        ids: int,
+        top_k: int,
+        layer: ExpertLayer,
+        parts: int,
+        exact: bool,
+    ) -> None:
+        """As `Pool.experts_parts`, which goes on after the return; all memory stays as it is until
+        `wait`. `pool` is the one whose tape is recorded. RuntimeError after `close`."""
+
+    def wait(self, pool: Pool) -> None:
+        """Until all is done that was rung for. Raises what a task raised."""
+
+    def observations(self) -> list[tuple[int, int]]:
+        """(different experts, nanoseconds from ring to done) of each finished task since the last
+        call; (0, 0) where all ids were negative. The last 4096 at most."""
+
+    def close(self) -> None:
+        """Finishes what was rung for. Calling it twice is harmless."""
 
 def measure_read_bandwidth(pool: Pool, nbytes: int, seconds: float) -> float:
     """Bytes/s that all workers of the pool reach when they only read (plain sums over huge pages);

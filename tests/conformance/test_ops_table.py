@@ -10,8 +10,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
+import expert_caches
 import pytest
 import torch
+from random_tensors import Random
 from torch import Tensor
 
 from headrace import _native
@@ -19,50 +21,22 @@ from headrace.device.cpu import CpuDevice
 from headrace.ops.choose import ops_for
 from headrace.ops.reference import reference_ops
 from headrace.ops.spans import Spans
-from headrace.ops.table import Activation, ExpertRows, Linear, Ops, Router, Routing, Score
+from headrace.ops.table import (
+    Activation,
+    Cache,
+    CacheLayer,
+    ExpertRows,
+    Fade,
+    Linear,
+    Ops,
+    Router,
+    Routing,
+    Score,
+)
 
 Results = tuple[Tensor, ...]
 Case = Callable[[Ops], Results]
 FORMATS = (torch.float32, torch.bfloat16, torch.float16)
-
-
-class Random:
-    """Seeded tensors."""
-
-    def __init__(self, seed: int) -> None:
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.randn(shape, generator=self._generator).to(dtype)
-
-    def ids(self, high: int, *shape: int, low: int = 0) -> Tensor:
-        return torch.randint(low, high, shape, generator=self._generator)
-
-    def order(self, n: int) -> Tensor:
-        return torch.randperm(n, generator=self._generator)
-
-    def strided(self, tokens: int, heads: int, width: int, extra: int = 0) -> Tensor:
-        """[tokens, heads, width] inside wider rows, as a part of a fused projection lies."""
-        row = self.normal(tokens, heads * width + 13 + extra)
-        return row.as_strided((tokens, heads, width), (row.shape[1], width, 1), 5)
-
-    def spans(self, lengths: list[int], contexts: list[int], block_size: int) -> Spans:
-        blocks = -(-max(n + c for n, c in zip(lengths, contexts, strict=True)) // block_size) + 1
-        table = self.order(len(lengths) * blocks).view(len(lengths), blocks).to(torch.int32)
-        slots = [
-            int(table[s, p // block_size]) * block_size + p % block_size
-            for s, (n, c) in enumerate(zip(lengths, contexts, strict=True))
-            for p in range(c, c + n)
-        ]
-        offsets = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
-        return Spans(
-            torch.tensor(offsets, dtype=torch.int32),
-            torch.tensor(contexts, dtype=torch.int32),
-            table,
-            torch.tensor(slots),
-            self.order(len(lengths)).to(torch.int32),
-            block_size,
-        )
 
 
 def linear(r: Random) -> Iterator[Case]:
@@ -231,6 +205,69 @@ def _routed(routing: Routing) -> Results:
 
 
 def experts(r: Random) -> Iterator[Case]:
+    for x, routing, rows in _experts_of_all_kinds(r):
+        yield lambda ops, a=(x, routing, rows): (ops.experts(*a),)
+
+
+def experts_parts(r: Random) -> Iterator[Case]:
+    for x, routing, rows in _experts_of_all_kinds(r):
+
+        def case(
+            ops: Ops, x: Tensor = x, ids: Tensor = routing.ids_TX, rows: ExpertRows = rows
+        ) -> Results:
+            parts = torch.full((*ids.shape, x.shape[1]), 7.0)
+            ops.experts_parts(x, ids, rows, parts)
+            return (parts,)
+
+        yield case
+
+
+def combine(r: Random) -> Iterator[Case]:
+    for tokens, top_k, hidden in ((1, 1, 33), (7, 5, 70), (40, 8, 128)):
+        ids = torch.stack([r.order(9)[:top_k] for _ in range(tokens)]).to(torch.int32) - 1
+        parts = r.normal(tokens, top_k, hidden)
+        parts[ids < 0] = float("nan")  # nobody has written there
+        routing = Routing(ids, r.normal(tokens, top_k))
+        yield lambda ops, a=(parts, routing): (ops.combine(*a),)
+
+
+def plan(r: Random) -> Iterator[Case]:
+    for tokens, slots, resident in ((1, 30, 13), (3, 30, 30), (9, 4, 4)):
+        cache = expert_caches.random(r, 50, slots, resident, lru=tokens == 3)
+        ids = torch.stack([r.order(24)[:5] for _ in range(tokens)]).to(torch.int32)
+        ids[tokens // 2, 3] = -1
+        quota = torch.tensor([0, 1, 1, 2, 3], dtype=torch.int32)
+        for staging in (0, 2):
+
+            def case(
+                ops: Ops,
+                cache: Cache = cache,
+                ids: Tensor = ids,
+                quota: Tensor = quota,
+                staging: int = staging,
+            ) -> Results:
+                own, out = expert_caches.clone(cache), expert_caches.planned(ids, 24)
+                ops.plan(ids, CacheLayer(7, 24), own, quota, out, staging=staging)
+                return *expert_caches.tensors(own), *expert_caches.results(out)
+
+            yield case
+
+
+def observe(r: Random) -> Iterator[Case]:
+    for tokens in (1, 37):
+        cache = expert_caches.random(r, 50, 20, 9, lru=False)
+        ids = r.ids(24, tokens, 3, low=-1).to(torch.int32)
+
+        def case(ops: Ops, cache: Cache = cache, ids: Tensor = ids) -> Results:
+            own = expert_caches.clone(cache)
+            fade = Fade((1234567, 16000000), (3 << 30, 1 << 31))
+            ops.observe(ids, CacheLayer(7, 24), own, fade)
+            return expert_caches.tensors(own)
+
+        yield case
+
+
+def _experts_of_all_kinds(r: Random) -> Iterator[tuple[Tensor, Routing, ExpertRows]]:
     for dtype in FORMATS:
         for tokens, count, top_k, width, hidden in (
             (1, 1, 1, 5, 33),
@@ -243,7 +280,7 @@ def experts(r: Random) -> Iterator[Case]:
 
 def _experts(
     r: Random, dtype: torch.dtype, sizes: tuple[int, int, int, int, int], kind: Activation
-) -> Case:
+) -> tuple[Tensor, Routing, ExpertRows]:
     tokens, count, top_k, width, hidden = sizes
     # Gate and up rows interleaved, as some files store them.
     pairs = r.normal(count, 2 * width, hidden, dtype=dtype) * hidden**-0.5
@@ -262,8 +299,7 @@ def _experts(
     ids = torch.stack([r.order(count)[:top_k] for _ in range(tokens)]).to(torch.int32)
     if top_k > 1:
         ids[0, 0] = -1  # skipped
-    x, routing = r.normal(tokens, hidden), Routing(ids, r.normal(tokens, top_k))
-    return lambda ops: (ops.experts(x, routing, rows),)
+    return r.normal(tokens, hidden), Routing(ids, r.normal(tokens, top_k)), rows
 
 
 OPS: dict[str, Callable[[Random], Iterator[Case]]] = {
@@ -280,6 +316,10 @@ OPS: dict[str, Callable[[Random], Iterator[Case]]] = {
         delta,
         route,
         experts,
+        experts_parts,
+        combine,
+        plan,
+        observe,
     )
 }
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from headrace.ops.attention.reference import attention
 from headrace.ops.conv.reference import conv
 from headrace.ops.delta.reference import delta
-from headrace.ops.experts.reference import experts
+from headrace.ops.experts.reference import combine, experts, experts_parts
 from headrace.ops.kv.reference import store_kv
 from headrace.ops.linear.reference import linear
 from headrace.ops.norm.reference import gated_rms_norm, rms_norm
+from headrace.ops.plan.reference import observe, plan
 from headrace.ops.residual.reference import add
 from headrace.ops.rope.reference import rope
 from headrace.ops.route.reference import route
@@ -29,4 +30,8 @@ def reference_ops() -> Ops:
         delta=delta,
         route=route,
         experts=experts,
+        experts_parts=experts_parts,
+        combine=combine,
+        plan=plan,
+        observe=observe,
     )

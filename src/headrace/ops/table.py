@@ -2,7 +2,8 @@
 
 Each op lives in a folder of its own; `reference.py` is its meaning, the other files are fast ways
 to it. Shape legend: T tokens, S sequences, K inputs, N outputs, H heads, G kv heads, D head width,
-E experts, X = top-k. Activations are float32 on every device that computes on the CPU.
+E experts, X = top-k, R expert rows of all layers, S device slots, Q numbers of misses. Activations
+are float32 on every device that computes on the CPU.
 """
 
 from __future__ import annotations
@@ -97,6 +98,51 @@ class Routing:
     weights_TX: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """Which expert rows are resident on the device, and what each is worth. A row is the number
+    `base + expert` over all MoE layers. Addresses never move while a step is captured.
+    """
+
+    slot_of_R: Tensor  # int32, -1 = not resident
+    row_of_S: Tensor  # int32, -1 = free
+    sums_2R: Tensor  # int64 [2, R], Q32: decayed uses, fast and slow; unused under `lru`
+    value_R: Tensor  # int64: the least is evicted first, of equals the lower row
+    clock_1: Tensor  # int64 [1]: touches so far; unused unless `lru`
+    lru: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayer:
+    """Rows base..base+experts-1 of a Cache."""
+
+    base: int
+    experts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What one layer of one step does; fixed shapes with valid counts, written by `plan`. What lies
+    beyond a count is left as it was.
+    """
+
+    slot_ids_TX: Tensor  # int32: slot to read, or -1
+    host_ids_TX: Tensor  # int32: expert for the host, or -1
+    fill_experts_E: Tensor  # int32, counts[2] of them, the likeliest to return first
+    fill_slots_E: Tensor  # int32: where each goes
+    counts_4: Tensor  # int32: active, hits, fills, host
+
+
+@dataclass(frozen=True, slots=True)
+class Fade:
+    """What so many tokens of a prompt do to the sums of a Cache, fast and slow:
+    sum = (sum * left_q24 >> 24) + uses * gain_q32.
+    """
+
+    left_q24: tuple[int, int]
+    gain_q32: tuple[int, int]
+
+
 class LinearOp(Protocol):
     def __call__(self, x_TK: Tensor, w: Linear) -> Tensor: ...
 
@@ -187,6 +233,48 @@ class ExpertsOp(Protocol):
         ...
 
 
+class ExpertsPartsOp(Protocol):
+    def __call__(self, x_TD: Tensor, ids_TX: Tensor, rows: ExpertRows, parts_TXD: Tensor) -> None:
+        """parts[t, k] = expert ids[t, k] of x[t], unweighted; those of negative ids are left alone.
+        The bits of a part do not depend on what else is computed with it.
+        """
+        ...
+
+
+class CombineOp(Protocol):
+    def __call__(self, parts_TXD: Tensor, routing: Routing) -> Tensor:
+        """[T, D]: sum over k of weight * part in ascending expert id; negative ids are skipped.
+        With the parts of `experts_parts` these are the bits of `experts`.
+        """
+        ...
+
+
+class PlanOp(Protocol):
+    def __call__(
+        self,
+        ids_TX: Tensor,
+        layer: CacheLayer,
+        cache: Cache,
+        quota_Q: Tensor,
+        out: Planned,
+        *,
+        staging: int = 0,
+    ) -> None:
+        """Decides where each routed expert of one layer is computed; negative ids are skipped.
+
+        quota_Q: int32, q[m] fills for m misses; for m >= Q: m * q[Q-1] // (Q-1). Q is at least 2.
+        `staging` = 0: fills are admitted and recency is touched. `staging` = n: up to n fills go to
+        slots S, S+1, ...; `cache` is only read. See the reference for the policy.
+        """
+        ...
+
+
+class ObserveOp(Protocol):
+    def __call__(self, ids_TX: Tensor, layer: CacheLayer, cache: Cache, fade: Fade) -> None:
+        """A chunk of a prompt was routed so: its uses count, no row moves. Nothing under `lru`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Ops:
     """Everything a model may compute with. `ops_for` in `headrace.ops` fills it for a device."""
@@ -202,3 +290,7 @@ class Ops:
     delta: DeltaOp
     route: RouteOp
     experts: ExpertsOp
+    experts_parts: ExpertsPartsOp
+    combine: CombineOp
+    plan: PlanOp
+    observe: ObserveOp

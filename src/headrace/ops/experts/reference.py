@@ -24,11 +24,17 @@ def experts(x_TD: Tensor, routing: Routing, rows: ExpertRows) -> Tensor:
     """sum over k of weight[t, k] * expert[ids[t, k]](x[t]), added in ascending expert id; ids < 0
     are skipped.
     """
-    y_TD = torch.zeros(x_TD.shape)
-    for e in range(rows.count):
-        token, rank = torch.where(routing.ids_TX == e)
-        if token.numel() == 0:
+    parts_TXD = torch.zeros(*routing.ids_TX.shape, x_TD.shape[1])
+    experts_parts(x_TD, routing.ids_TX, rows, parts_TXD)
+    return combine(parts_TXD, routing)
+
+
+def experts_parts(x_TD: Tensor, ids_TX: Tensor, rows: ExpertRows, parts_TXD: Tensor) -> None:
+    """parts[t, k] = expert[ids[t, k]](x[t]); entries of ids < 0 are left alone."""
+    for e in sorted(set(ids_TX.flatten().tolist())):
+        if e < 0:
             continue
+        token, rank = torch.where(ids_TX == e)
         x = x_TD[token].float()
         g, u = x @ decode(rows.gate[e]).T, x @ decode(rows.up[e]).T
         if rows.gate_bias:
@@ -36,5 +42,17 @@ def experts(x_TD: Tensor, routing: Routing, rows: ExpertRows) -> Tensor:
         y = activate(g, u, rows) @ decode(rows.down[e]).T
         if rows.down_bias:
             y = y + rows.down_bias[e]
-        y_TD.index_add_(0, token, y * routing.weights_TX[token, rank, None])
+        parts_TXD[token, rank] = y
+
+
+def combine(parts_TXD: Tensor, routing: Routing) -> Tensor:
+    """sum over k of weight[t, k] * part[t, k], added in ascending expert id; ids < 0 are
+    skipped.
+    """
+    y_TD = torch.zeros(parts_TXD.shape[0], parts_TXD.shape[2])
+    ids_TX, rank_TX = routing.ids_TX.sort(dim=1, stable=True)
+    for k in range(ids_TX.shape[1]):
+        token = torch.where(ids_TX[:, k] >= 0)[0]
+        rank = rank_TX[token, k]
+        y_TD[token] += parts_TXD[token, rank] * routing.weights_TX[token, rank, None]
     return y_TD

@@ -1,0 +1,1 @@
+"""Where each routed expert of a layer is computed: planning as an operation."""
