@@ -6,9 +6,9 @@ says so. All policies stand behind one protocol, and the engine and the simulato
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush, nsmallest
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
@@ -39,9 +39,9 @@ class Policy(Protocol):
         """`row` is resident no more; what is known of its use stays known."""
 
     def victims(self, count: int, spared: Collection[int]) -> list[int]:
-        """Up to `count` resident rows not in `spared`, the least valuable first."""
+        """Up to `count` resident rows not in `spared`, least (value, row) first."""
 
-    def values(self, rows: Sequence[int]) -> list[float]:
+    def values(self, rows: Sequence[int]) -> list[int]:
         """How likely each row is to be used again; comparable within one call."""
 
     def prefilled(self, counts: Mapping[int, int], tokens: int) -> None:
@@ -55,17 +55,19 @@ class Policy(Protocol):
 
 
 class Lru:
-    """Out goes what was used longest ago; within a layer of a step, what was touched first.
+    """Out goes what was used longest ago; of rows last used at one touch, the lowest number.
 
-    Every operation is O(1) per row.
+    Every operation is O(log rows) per row.
     """
 
     name = "lru"
     fixed = False
 
     def __init__(self) -> None:
-        self._order: OrderedDict[int, None] = OrderedDict()  # resident, least recent first
         self._last: dict[int, int] = {}  # of every row ever used, by count of touches
+        self._resident: set[int] = set()
+        # (last use, row), least first; stale where the row is gone or has been used since.
+        self._order: list[tuple[int, int]] = []
         self._clock = 0
 
     def begin_step(self) -> None:
@@ -75,26 +77,36 @@ class Lru:
         self._clock += 1
         for row in rows:
             self._last[row] = self._clock
-            if row in self._order:
-                self._order.move_to_end(row)
+            if row in self._resident:
+                heappush(self._order, (self._clock, row))
+        if len(self._order) > 4 * len(self._resident) + 64:
+            self._order = [(self._last.get(row, 0), row) for row in self._resident]
+            heapify(self._order)
 
     def add(self, row: int) -> None:
-        self._order[row] = None
+        self._resident.add(row)
+        heappush(self._order, (self._last.get(row, 0), row))
 
     def remove(self, row: int) -> None:
-        del self._order[row]
+        self._resident.remove(row)
 
     def victims(self, count: int, spared: Collection[int]) -> list[int]:
         found: list[int] = []
-        for row in self._order:
-            if len(found) == count:
-                break
+        kept: list[tuple[int, int]] = []
+        while len(found) < count and self._order:
+            entry = stamp, row = heappop(self._order)
+            # Whoever asked may evict none of them: all stay candidates. Twins meet here.
+            if row not in self._resident or stamp != self._last.get(row, 0) or entry in kept[-1:]:
+                continue
+            kept.append(entry)
             if row not in spared:
                 found.append(row)
+        for entry in kept:
+            heappush(self._order, entry)
         return found
 
-    def values(self, rows: Sequence[int]) -> list[float]:
-        return [float(self._last.get(row, 0)) for row in rows]
+    def values(self, rows: Sequence[int]) -> list[int]:
+        return [self._last.get(row, 0) for row in rows]
 
     def prefilled(self, counts: Mapping[int, int], tokens: int) -> None:
         pass
@@ -103,7 +115,8 @@ class Lru:
         return None
 
     def check(self, resident: Collection[int]) -> None:
-        assert set(self._order) == set(resident)
+        assert self._resident == set(resident)
+        assert {(self._last.get(row, 0), row) for row in resident} <= set(self._order)
 
 
 class Placement(NamedTuple):
@@ -175,14 +188,14 @@ class SlotTable:
         self._policy.touch(self._rows(keys))
 
     def likeliest(self, keys: Sequence[ExpertKey]) -> list[ExpertKey]:
-        """`keys`, the most likely to be used again first; equal ones stay as they were."""
+        """`keys` of one layer, the most likely to be used again first; of equals the lowest."""
         values = self._policy.values(self._rows(keys))
-        order = sorted(range(len(keys)), key=lambda i: -values[i])
-        return [keys[i] for i in order]
+        return [key for _, key in sorted(zip((-value for value in values), keys, strict=True))]
 
     def admit(self, keys: Sequence[ExpertKey], spared: Sequence[ExpertKey] = ()) -> list[Placement]:
         """Take in the first of `keys` that find a slot; none of `spared` is evicted for them.
 
+        Free slots go first, the lowest before others, then those of the least valuable rows.
         Fewer placements than keys: the policy is fixed, or every other slot is spared.
         """
         if self._policy.fixed:
@@ -224,6 +237,7 @@ class SlotTable:
             slot = self._drop(row)
             old[slot] = self._keys[row]
             self._free.append(slot)
+        self._free.sort(reverse=True)
         placed = []
         for row in wanted:
             if row not in self._slot_of:
@@ -257,7 +271,7 @@ class SlotTable:
         self._free += range(self._capacity, capacity)
         self._free.sort(reverse=True)
         moves = []
-        for row, slot in self._slot_of.items():
+        for slot, row in sorted((slot, row) for row, slot in self._slot_of.items()):
             if slot >= capacity:
                 to = self._free.pop()
                 moves.append((slot, to))
@@ -279,3 +293,39 @@ class SlotTable:
     def _rows(self, keys: Sequence[ExpertKey]) -> list[int]:
         base = self._base
         return [base[layer] + expert for layer, expert in keys]
+
+
+class Shrunk(NamedTuple):
+    """What is left of a table after `shrink`."""
+
+    row_of_slot: list[int]  # of each remaining slot, -1 = free
+    evicted: list[int]  # rows, the least valuable first
+    moves: list[tuple[int, int]]  # (from slot, to slot); no slot is read after it is written
+
+
+def shrink(values: Sequence[int], row_of_slot: Sequence[int], capacity: int) -> Shrunk:
+    """Plan `SlotTable.resize` from a device's arrays: `values` by row, the row (-1) of each slot.
+
+    The rows of least (value, row) go; what stays beyond the end moves to the lowest slots that are
+    free. Grows as well. Raises CapacityError below one slot.
+    """
+    if capacity < 1:
+        raise CapacityError(f"{capacity} expert slots", expected="at least 1")
+    kept = {row: slot for slot, row in enumerate(row_of_slot) if row >= 0}
+    surplus = max(0, len(kept) - capacity)
+    evicted = nsmallest(surplus, kept, key=lambda row: (values[row], row))
+    for row in evicted:
+        del kept[row]
+    left = [-1] * capacity
+    beyond: list[tuple[int, int]] = []
+    for row, slot in kept.items():  # in the order of slots
+        if slot < capacity:
+            left[slot] = row
+        else:
+            beyond.append((slot, row))
+    free = (slot for slot, row in enumerate(list(left)) if row < 0)
+    moves = []
+    for (slot, row), to in zip(beyond, free, strict=False):
+        left[to] = row
+        moves.append((slot, to))
+    return Shrunk(left, evicted, moves)

@@ -1,23 +1,68 @@
 """Policies beside LRU: recency with frequency, LFU with ageing, and fixed sets.
 
 A (layer, expert) cannot be used again before a whole step has passed, so order is kept by step: a
-row's value changes only when it is touched or a step begins.
+row's value changes only when it is touched or a step begins. Values are integers, so that every
+device decides alike.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.planning.lru import Lru, Policy
+
+Ints = NDArray[np.int64]
+
+KEEP_BITS = 24  # fraction bits of a factor that fades a sum
+SUM_BITS = 32  # fraction bits of a sum of uses
+_NOWHERE = np.iinfo(np.int64).max  # rank of a row that is not resident
 
 
 class Term(NamedTuple):
     half_life: float  # steps
-    weight: float
+    weight: int
+
+    @property
+    def keep_q24(self) -> int:
+        """What a step leaves of a past use, in 2^-24."""
+        return round(math.pow(2, KEEP_BITS - 1 / self.half_life))
+
+
+# Half-lives and weights; chosen in `headrace simulate --synthetic`, see docs/simulator.md.
+DEFAULT_TERMS = (Term(2.0, 10), Term(16.0, 1))
+LFU_TERMS = (Term(128.0, 1),)
+
+
+@dataclass(frozen=True, slots=True)
+class Fade:
+    """What a prompt chunk does to each term: `sum = (sum * left_q24 >> 24) + uses * gain_q32`."""
+
+    left_q24: tuple[int, ...]
+    gain_q32: tuple[int, ...]
+
+
+def fade_of(tokens: int, terms: Sequence[Term] = DEFAULT_TERMS) -> Fade:
+    """As if each of `tokens` had been a step, and every row used evenly over them.
+
+    A use of each step leaves `1 + keep + ... = (1 - keep^tokens) / (1 - keep)`.
+    """
+    assert tokens > 0
+    left, gain = [], []
+    for term in terms:
+        keep = 2 ** (-1 / term.half_life)
+        left.append(keep**tokens)
+        gain.append((1 - left[-1]) / (1 - keep) / tokens)
+    return Fade(
+        tuple(round(part * 2**KEEP_BITS) for part in left),
+        tuple(round(part * 2**SUM_BITS) for part in gain),
+    )
 
 
 class Decayed:
@@ -26,7 +71,8 @@ class Decayed:
     With one term this is LRFU (Lee et al., IEEE ToC 50(12), 2001): a short half-life gives LRU, a
     long one LFU with ageing. Steps are counted layer by layer: rows of layers that this step has
     yet to reach are one step younger than rows of layers behind it, whose next chance is a whole
-    step away. Cost: one pass over the layer that is touched, and one minimum per victim.
+    step away. Sums are integers in 2^-32, every product is rounded down. Cost: one pass over the
+    layer that is touched, and one minimum per victim.
     """
 
     fixed = False
@@ -37,12 +83,13 @@ class Decayed:
         self._spans = [slice(end - n, end) for end, n in zip(ends, experts, strict=True)]
         self._layer = [layer for layer, n in enumerate(experts) for _ in range(n)]
         self._terms = terms
-        self._keep = [2 ** (-1 / term.half_life) for term in terms]
-        self._sums = [np.zeros(len(self._layer)) for _ in terms]
-        self._value = np.zeros(len(self._layer))
+        # x + (x * (keep - 1) >> 24) is x * keep >> 24, and does not overflow on a long half-life.
+        self._fade = [term.keep_q24 - (1 << KEEP_BITS) for term in terms]
+        self._sums = [np.zeros(len(self._layer), np.int64) for _ in terms]
+        self._value = np.zeros(len(self._layer), np.int64)
         self._resident = np.zeros(len(self._layer), np.bool_)
-        self._rank = np.full(len(self._layer), np.inf)  # the value where resident
-        self._lowest = np.full(len(experts), np.inf)  # rank of each layer
+        self._rank = np.full(len(self._layer), _NOWHERE)  # the value where resident
+        self._lowest = np.full(len(experts), _NOWHERE)  # rank of each layer
 
     def begin_step(self) -> None:
         pass
@@ -53,13 +100,11 @@ class Decayed:
         at = np.array(rows)
         value = self._value[span]
         value[:] = 0
-        for sums, keep, term in zip(self._sums, self._keep, self._terms, strict=True):
+        for sums, fade, term in zip(self._sums, self._fade, self._terms, strict=True):
             part = sums[span]
-            part *= keep
-            sums[at] += 1
+            part += (part * fade) >> KEEP_BITS
+            sums[at] += 1 << SUM_BITS
             value += term.weight * part
-        # What is below this is forgotten: numbers near zero are slow to compute with.
-        value[value < _FORGOTTEN] = 0
         self._rank_layer(layer)
 
     def add(self, row: int) -> None:
@@ -78,8 +123,9 @@ class Decayed:
             self._hide(row)
         found: list[int] = []
         while len(found) < count:
+            # The first of equal minima is the lowest row, within a layer and over the layers.
             layer = int(self._lowest.argmin())
-            if self._lowest[layer] == np.inf:
+            if self._lowest[layer] == _NOWHERE:
                 break
             span = self._spans[layer]
             row = span.start + int(self._rank[span].argmin())
@@ -90,19 +136,21 @@ class Decayed:
             self.add(row)
         return found
 
-    def values(self, rows: Sequence[int]) -> list[float]:
-        values: list[float] = self._value[np.array(rows, np.intp)].tolist()
+    def values(self, rows: Sequence[int]) -> list[int]:
+        values: list[int] = self._value[np.array(rows, np.intp)].tolist()
         return values
 
     def prefilled(self, counts: Mapping[int, int], tokens: int) -> None:
         """As if each token had been a step, and every row used evenly over them."""
-        share = np.zeros(len(self._layer))
-        share[list(counts)] = np.fromiter(counts.values(), np.float64) / tokens
+        fade = fade_of(tokens, self._terms)
+        at = np.fromiter(counts.keys(), np.intp)
+        uses = np.fromiter(counts.values(), np.int64)
         self._value[:] = 0
-        for sums, keep, term in zip(self._sums, self._keep, self._terms, strict=True):
-            left = keep**tokens
-            sums *= left
-            sums += share * ((1 - left) / (1 - keep))
+        for sums, term, left, gain in zip(
+            self._sums, self._terms, fade.left_q24, fade.gain_q32, strict=True
+        ):
+            sums[:] = _faded(sums, left)
+            sums[at] += uses * gain
             self._value += term.weight * sums
         for layer in range(len(self._spans)):
             self._rank_layer(layer)
@@ -112,25 +160,30 @@ class Decayed:
 
     def check(self, resident: Collection[int]) -> None:
         assert set(np.flatnonzero(self._resident).tolist()) == set(resident)
-        assert (self._rank == np.where(self._resident, self._value, np.inf)).all()
-        for span, lowest in zip(self._spans, self._lowest, strict=True):
-            assert lowest == min(self._rank[span], default=np.inf)
+        for layer, span in enumerate(self._spans):
+            rank = np.where(self._resident[span], self._value[span], _NOWHERE)
+            assert (rank == self._rank[span]).all()
+            assert self._lowest[layer] == rank.min(initial=_NOWHERE)
+
+    def _hide(self, row: int) -> None:
+        self._rank[row] = _NOWHERE
+        layer = self._layer[row]
+        self._lowest[layer] = self._rank[self._spans[layer]].min()
 
     def _rank_layer(self, layer: int) -> None:
         span = self._spans[layer]
+        if span.start == span.stop:
+            return
         rank = self._rank[span]
-        np.copyto(rank, np.inf)
-        np.copyto(rank, self._value[span], where=self._resident[span])
-        self._lowest[layer] = rank.min(initial=np.inf)
-
-    def _hide(self, row: int) -> None:
-        """No victim for now."""
-        layer = self._layer[row]
-        self._rank[row] = np.inf
-        self._lowest[layer] = self._rank[self._spans[layer]].min()
+        rank[:] = np.where(self._resident[span], self._value[span], _NOWHERE)
+        self._lowest[layer] = rank.min()
 
 
-_FORGOTTEN = 1e-30
+def _faded(sums: Ints, factor_q24: int) -> Ints:
+    """`sums * factor_q24 >> 24` in two parts: the whole product of a long half-life overflows."""
+    low = sums & ((1 << KEEP_BITS) - 1)
+    faded: Ints = (sums >> KEEP_BITS) * factor_q24 + ((low * factor_q24) >> KEEP_BITS)
+    return faded
 
 
 class Fixed:
@@ -160,8 +213,8 @@ class Fixed:
         rows = [row for row in self._resident if row not in spared]
         return sorted(rows, key=lambda row: -rank.get(row, len(rank)))[:count]
 
-    def values(self, rows: Sequence[int]) -> list[float]:
-        return [0.0] * len(rows)
+    def values(self, rows: Sequence[int]) -> list[int]:
+        return [0] * len(rows)
 
     def prefilled(self, counts: Mapping[int, int], tokens: int) -> None:
         pass
@@ -207,10 +260,6 @@ def by_count(
         return _round_robin(layers)
     return sorted(chain.from_iterable(layers), key=lambda row: (-counts.get(row, 0), row))
 
-
-# Half-lives in steps and weights; chosen in `headrace simulate --synthetic`, see docs/simulator.md.
-DEFAULT_TERMS = (Term(16.0, 0.1), Term(2.0, 1.0))
-LFU_TERMS = (Term(128.0, 1.0),)
 
 Make = Callable[[Sequence[int], Mapping[int, int]], Policy]
 

@@ -158,11 +158,12 @@ def plan_misses(active: Sequence[ExpertKey], slots: SlotTable, rule: FillRule) -
     Filled are the misses most likely to return, as the policy knew them before this step. Fewer
     than the rule says are filled where the policy takes nothing in or the slots are too few.
     """
+    active = sorted(active)
     hits, misses = slots.classify(active)
     wanted = rule(len(misses)) if misses else 0
     assert 0 <= wanted <= len(misses), "a rule fills more than the misses"
-    if wanted < len(misses):
+    if wanted:
         misses = slots.likeliest(misses)
     slots.touch(active)
     fills = tuple(slots.admit(misses[:wanted], spared=active)) if wanted else ()
-    return MissPlan(tuple(hits), fills, tuple(misses[len(fills) :]))
+    return MissPlan(tuple(hits), fills, tuple(sorted(misses[len(fills) :])))

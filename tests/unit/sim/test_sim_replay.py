@@ -70,7 +70,7 @@ def small_trace(seed: int = 0) -> RoutingTrace:
 def test_replay_of_lru_counts_as_a_list_does() -> None:
     trace = small_trace()
     for share in (0.05, 0.2, 0.5, 1.0):
-        held: list[tuple[int, int]] = []
+        held: list[tuple[int, int]] = []  # least recent first; within one layer by number
         misses = uses = 0
         room = slots_for(SMALL, share)
         for ids, prefill in trace.steps():
@@ -80,11 +80,9 @@ def test_replay_of_lru_counts_as_a_list_does() -> None:
                 active = [(layer, int(e)) for e in ids[0, layer]]
                 hits = [key for key in active if key in held]
                 late = [key for key in active if key not in held]
-                held = [key for key in held if key not in hits] + hits
-                for key in late:
-                    if len(held) == room:
-                        held.remove(next(key for key in held if key not in active))
-                    held.append(key)
+                held = [key for key in held if key not in hits]
+                del held[: max(0, len(held) + len(active) - room)]
+                held += sorted(active)
                 misses += len(late)
                 uses += len(active)
         outcome = replay(SMALL, prepare(trace), Lru(), share)
