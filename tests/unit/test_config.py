@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.config import EngineConfig, MemoryConfig, known_keys
+from headrace.config import CacheSize, EngineConfig, ExpertsConfig, MemoryConfig, known_keys
 from headrace.errors import ConfigError, HeadraceError
 
 
@@ -26,15 +26,106 @@ def test_defaults_decide_nothing() -> None:
 
 
 def test_dotted_keys_reach_every_setting() -> None:
-    strings = {"device": "cpu", "dtype": "float32"}
+    words = {
+        "device": "cpu",
+        "dtype": "float32",
+        "experts.placement": "hybrid",
+        "experts.policy": "lru",
+        "experts.fill": "paper",
+        "emulated.clock": "virtual",
+        "emulated.machine": "rtx4060-laptop",
+    }
     for key in known_keys():
-        value = strings.get(key, "7")
-        config = EngineConfig.of(**{key: value})
+        config = EngineConfig.of(**{key: words.get(key, "7")})
         node: object = config
         for name in key.split("."):
             node = object.__getattribute__(node, name)
-        assert node == strings.get(key, 7)
+        others = {"experts.cache": CacheSize(7, "slots")}
+        assert node == words.get(key, others.get(key, 7))
         assert config != EngineConfig()
+
+
+def test_the_keys_of_the_heterogeneous_runtime() -> None:
+    keys = {"experts.placement": "hybrid", "experts.fill": "balanced", "experts.cache": "25%"}
+    config = EngineConfig.of(device="emulated", dtype="float32", **keys)
+    assert config.experts == ExpertsConfig("hybrid", "balanced", CacheSize(0.25, "share"), "auto")
+    assert EngineConfig.of(**{"experts.cache": "auto"}).experts.cache is None
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "slots"),
+    [
+        ("2GiB", CacheSize(1 << 31, "bytes"), 2048),
+        ("64 KiB", CacheSize(1 << 16, "bytes"), 0),
+        (1 << 20, CacheSize(1 << 20, "bytes"), 1),
+        ("1048576", CacheSize(1 << 20, "bytes"), 1),
+        ((1 << 20) - 1, CacheSize((1 << 20) - 1, "slots"), (1 << 20) - 1),
+        ("120 slots", CacheSize(120, "slots"), 120),
+        ("1slot", CacheSize(1, "slots"), 1),
+        ("120", CacheSize(120, "slots"), 120),
+        (120, CacheSize(120, "slots"), 120),
+        ("25%", CacheSize(0.25, "share"), 250),
+        ("0.01 %", CacheSize(0.0001, "share"), 1),
+        ("100%", CacheSize(1.0, "share"), 1000),
+    ],
+)
+def test_cache_sizes(text: object, size: CacheSize, slots: int) -> None:
+    made = EngineConfig.of(**{"experts.cache": text}).experts.cache
+    assert made is not None
+    assert (made.amount, made.unit) == (pytest.approx(size.amount), size.unit)
+    assert made.slots(slot_bytes=1 << 20, rows=1000) == slots
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "0",
+        0,
+        "-3",
+        "0%",
+        "101%",
+        "nan%",
+        "x%",
+        "% ",
+        "2.5 slots",
+        "slots",
+        0.25,
+        True,
+        [1],
+        "2x",
+    ],
+)
+def test_what_is_no_cache_size(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"experts\.cache"):
+        EngineConfig.of(**{"experts.cache": value})
+
+
+@pytest.mark.parametrize(
+    ("value", "fill"), [("0.3", 0.3), (1, 1.0), ("0", 0.0), ("none", "none"), ("auto", "auto")]
+)
+def test_fill_rules(value: object, fill: object) -> None:
+    assert EngineConfig.of(**{"experts.fill": value}).experts.fill == fill
+
+
+@pytest.mark.parametrize("value", ["some", "1.1", -0.1, "nan", True, None, 10**400])
+def test_what_is_no_fill_rule(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"experts\.fill.*balanced"):
+        EngineConfig.of(**{"experts.fill": value})
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("12GB/s", 12e9), ("1.5GiB", 1.5 * (1 << 30)), ("12.5e9", 12.5e9), (3e9, 3e9), (0, None)],
+)
+def test_rates(text: object, rate: float | None) -> None:
+    assert EngineConfig.of(**{"emulated.link": text}).emulated.link == rate
+
+
+def test_native_kernels_have_no_rate() -> None:
+    assert EngineConfig.of(**{"emulated.kernels": "native"}).emulated.kernels is None
+    with pytest.raises(ConfigError, match="bytes per second"):
+        EngineConfig.of(**{"emulated.kernels": "fast"})
 
 
 def test_other_settings_stay() -> None:
