@@ -1,8 +1,10 @@
-"""How free RAM is divided: weights, a reserve, recurrent state, the rest for KV. No torch."""
+"""How free memory is divided. RAM: weights, a reserve, recurrent state, the rest for KV. A device:
+the weights that are no experts, a reserve, workspace, state, KV of the context, then expert slots.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.errors import CapacityError
 from headrace.planning.facts import ModelFacts
@@ -33,6 +35,21 @@ class MemoryBudget:
     state_slots: int  # 0 = the model has no recurrent state
     kv_blocks: int
     block_tokens: int
+    expert_slots: int = 0  # this and the rest: of a device only
+    staging_slots: int = 0  # behind the expert slots, never resident
+    slot_bytes: int = 0
+    workspace: int = 0  # activations and graph buffers
+
+    @property
+    def used(self) -> int:
+        """Bytes of all purposes, the reserve included."""
+        fixed = self.weights + self.reserve + self.workspace + self.state_bytes
+        return fixed + self.kv_bytes + self.arena_bytes
+
+    @property
+    def arena_bytes(self) -> int:
+        """Expert slots and staging slots."""
+        return (self.expert_slots + self.staging_slots) * self.slot_bytes
 
     @property
     def kv_tokens(self) -> int:
@@ -81,6 +98,110 @@ def plan_memory(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceNeed:
+    """What a device holds besides the weights and experts."""
+
+    cache: CacheNeed
+    step_tokens: int
+    context_asked: bool  # a promise; otherwise as much as a quarter of the room holds
+    workspace: int | None = None  # bytes as measured in a dry run; None = estimated
+
+
+def device_reserve(memory: int) -> int:
+    """Left alone for other programs and for what no estimate sees."""
+    return min(256 * MIB, memory // 16)
+
+
+def estimate_workspace(facts: ModelFacts, need: DeviceNeed) -> int:
+    """Activations of the largest step in float32, with every part of every expert, and logits."""
+    wide = 8 + 2 * max(facts.top_k, default=0)
+    return 4 * (need.step_tokens * facts.hidden * wide + need.cache.sequences * facts.vocab)
+
+
+def device_memory(facts: ModelFacts, free: int, need: DeviceNeed) -> MemoryBudget:
+    """All but the experts, context first: what is left of `free` is theirs.
+
+    Raises CapacityError where the weights, the asked context or a single block do not fit.
+    """
+    dense = facts.total_bytes - facts.experts_bytes
+    reserve = device_reserve(free)
+    workspace = estimate_workspace(facts, need) if need.workspace is None else need.workspace
+    room = free - dense - reserve - workspace
+    if room <= 0:
+        least = dense + reserve + workspace
+        raise CapacityError(
+            f"the device has {mib(free)} for {mib(dense)} of weights that are no experts, "
+            f"{mib(workspace)} workspace and {mib(reserve)} reserve",
+            expected=f"more than {mib(least)}",
+            fix="compute on the CPU (device = cpu) or choose a smaller model",
+        )
+    state_bytes, slots = _state(facts, room, need.cache)
+    room -= state_bytes
+    block_bytes = facts.kv_bytes_per_token(need.cache.element_bytes) * need.cache.block_tokens
+    blocks = _context_blocks(block_bytes, room, need)
+    return MemoryBudget(
+        free=free,
+        weights=dense,
+        reserve=reserve,
+        state_bytes=state_bytes,
+        kv_bytes=blocks * block_bytes,
+        state_slots=slots,
+        kv_blocks=blocks,
+        block_tokens=need.cache.block_tokens,
+        slot_bytes=facts.slot_bytes,
+        workspace=workspace,
+    )
+
+
+def _context_blocks(block_bytes: int, room: int, need: DeviceNeed) -> int:
+    """Of one sequence, or what memory.kv_bytes says."""
+    cache = need.cache
+    if block_bytes == 0 or cache.kv_bytes is not None:
+        return _blocks(block_bytes, room, cache)
+    one = -(-cache.context // cache.block_tokens)
+    if need.context_asked:
+        if one * block_bytes > room:
+            fits = room // block_bytes * cache.block_tokens
+            raise CapacityError(
+                f"context = {cache.context}, but the device holds keys and values of {fits} tokens",
+                expected=f"at most {fits}",
+                fix="lower the context or free device memory",
+            )
+        return one
+    if block_bytes > room:
+        return _blocks(block_bytes, room, cache)
+    return max(1, min(one, room // 4 // block_bytes))
+
+
+def with_experts(budget: MemoryBudget, slots: int, staging: int, *, kv_blocks: int) -> MemoryBudget:
+    """Expert slots out of what `budget` leaves; KV grows to `kv_blocks` as far as that goes.
+
+    Raises CapacityError, naming the most, where the slots do not fit.
+    """
+    left = budget.free - budget.used
+    arena = (slots + staging) * budget.slot_bytes
+    if arena > left:
+        most = max(0, left // budget.slot_bytes - staging)
+        raise CapacityError(
+            f"{slots} expert slots of {mib(budget.slot_bytes)} and {mib(left)} of device memory "
+            "are left to them",
+            expected=f"at most {most} slots",
+            fix="lower experts.cache, the context or memory.kv_bytes",
+        )
+    block_bytes = budget.kv_bytes // budget.kv_blocks if budget.kv_blocks else 0
+    more = max(0, kv_blocks - budget.kv_blocks)
+    if block_bytes:
+        more = min(more, (left - arena) // block_bytes)
+    return replace(
+        budget,
+        expert_slots=slots,
+        staging_slots=staging,
+        kv_blocks=budget.kv_blocks + more,
+        kv_bytes=budget.kv_bytes + more * block_bytes,
+    )
+
+
 def _state(facts: ModelFacts, room: int, need: CacheNeed) -> tuple[int, int]:
     """(bytes, slots): one slot per sequence, in at most a quarter of the room; at least one."""
     each = facts.state_bytes_per_sequence()
@@ -95,8 +216,13 @@ def _state(facts: ModelFacts, room: int, need: CacheNeed) -> tuple[int, int]:
     return slots * each, slots
 
 
+def useful_blocks(need: CacheNeed) -> int:
+    """More than all sequences at full length are never touched."""
+    return need.sequences * -(-need.context // need.block_tokens)
+
+
 def _blocks(block_bytes: int, room: int, need: CacheNeed) -> int:
-    useful = need.sequences * -(-need.context // need.block_tokens)
+    useful = useful_blocks(need)
     if block_bytes == 0:  # no attention layer: blocks cost nothing
         return useful
     if need.kv_bytes is not None:

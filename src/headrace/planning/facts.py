@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+SLOT_ALIGN = 256  # bytes
+
 
 class ExpertKey(NamedTuple):
     layer: int
@@ -64,6 +66,21 @@ class ModelFacts:
     def active_weights(self) -> int:
         """Weights that meet each token: twice this is its operations, attention aside."""
         return self.decode_bytes // (4 if self.dtype == "float32" else 2)
+
+    @property
+    def rows(self) -> int:
+        """Routed experts of all layers."""
+        return sum(self.experts)
+
+    @property
+    def experts_bytes(self) -> int:
+        """Of all routed experts."""
+        return sum(n * row for n, row in zip(self.experts, self.expert_bytes, strict=True))
+
+    @property
+    def slot_bytes(self) -> int:
+        """The widest row on whole cache lines; every device slot takes any row."""
+        return -(-max(self.expert_bytes, default=0) // SLOT_ALIGN) * SLOT_ALIGN
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         kv = [need for need in self.state if isinstance(need, KvNeed)]

@@ -10,7 +10,21 @@ from pathlib import Path
 
 import psutil
 
+from headrace.planning.profile import ProfileRow
+
 _UNLIMITED = 1 << 60  # cgroup v1 writes "no limit" as a number just below 2^63
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """A device beside the CPU, with memory of its own. Bytes, bytes/s, operations/s."""
+
+    name: str
+    memory_total: int
+    memory_free: int
+    kernels: float  # bytes/s at which its kernels read its own memory
+    flops: float  # of matrix products in the weights' format
+    pinning: bool = True  # host memory can be pinned, so that copies run beside the kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +37,8 @@ class Machine:
     ram_total: int
     ram_free: int  # available without swapping, page cache included
     isas: tuple[str, ...] = ()  # kernel sets that run here, slowest first
+    device: Accelerator | None = None
+    rates: ProfileRow | None = None  # declared: link to the device and host memory
 
     @classmethod
     def probe(cls, isas: Sequence[str] = (), root: Path = Path("/")) -> Machine:

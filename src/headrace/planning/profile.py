@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import zlib
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -15,6 +16,7 @@ from statistics import median
 from typing import Any
 
 from headrace.errors import ConfigError
+from headrace.planning.facts import ModelFacts
 
 FORMAT, VERSION = "headrace-profile", 1
 
@@ -87,6 +89,60 @@ class BandwidthProfile:
         if not isinstance(rows, dict):
             raise _bad(path, "no rows", "an object of rows")
         return cls(fingerprint, {str(kind): _row(path, kind, row) for kind, row in rows.items()})
+
+
+def layer_kind(facts: ModelFacts, layer: int) -> str | None:
+    """Layers of one kind share a row of the profile: format, width and bytes. None where dense."""
+    if not facts.experts[layer]:
+        return None
+    return f"{facts.dtype} {facts.hidden} wide, {facts.expert_bytes[layer]} bytes"
+
+
+def layer_kinds(facts: ModelFacts) -> dict[str, int]:
+    """Every kind once, with the bytes of its rows, in the order of the layers."""
+    kinds: dict[str, int] = {}
+    for layer in range(facts.layers):
+        kind = layer_kind(facts, layer)
+        if kind is not None:
+            kinds[kind] = facts.expert_bytes[layer]
+    return kinds
+
+
+def fingerprint(machine: str, threads: int, device: str, facts: ModelFacts) -> str:
+    """What a profile holds for: `machine` is the CPU's name, `device` says all that sets its speed.
+
+    Readable, because it is shown when it does not fit.
+    """
+    return f"{machine}, {threads} threads, {device}; {' + '.join(layer_kinds(facts)) or 'dense'}"
+
+
+def profile_path(home: Path, facts: ModelFacts) -> Path:
+    """One file a model kind. The machine is not in the name: a copied file is told apart by its
+    fingerprint, and said to be another machine's.
+    """
+    kinds = zlib.crc32(" + ".join(layer_kinds(facts)).encode())
+    return home / "profiles" / f"{facts.family}-{kinds:08x}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was measured, or why nothing is known."""
+
+    profile: BandwidthProfile | None
+    reason: str
+
+
+NOT_MEASURED = Found(None, "not measured yet: run `headrace measure`")
+
+
+def find_profile(path: Path, fingerprint: str) -> Found:
+    """The profile if it is of this machine and model kind. Never raises: one can measure anew."""
+    if not path.exists():
+        return NOT_MEASURED
+    try:
+        return Found(BandwidthProfile.load(path, fingerprint), f"measured: {path}")
+    except ConfigError as error:
+        return Found(None, f"a profile is ignored: {error}")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from headrace.config import EngineConfig
 from headrace.errors import CapacityError, ConfigError
-from headrace.planning.budget import CacheNeed, MemoryBudget, mib, plan_memory
+from headrace.planning.budget import (
+    CacheNeed,
+    DeviceNeed,
+    MemoryBudget,
+    device_memory,
+    mib,
+    plan_memory,
+    useful_blocks,
+    with_experts,
+)
+from headrace.planning.emulation import emulate
 from headrace.planning.facts import ModelFacts
 from headrace.planning.machine import Machine
+from headrace.planning.placement import (
+    Choice,
+    ExpertsPlan,
+    decide_split,
+    plan_experts,
+    rates_of,
+    seat,
+)
+from headrace.planning.profile import NOT_MEASURED, Found
 
-T = TypeVar("T")
+__all__ = ["Choice", "ExecutionPlan", "ExpertsPlan", "resolve"]
 
 STEP_TOKENS = 512
-
-
-@dataclass(frozen=True, slots=True)
-class Choice(Generic[T]):
-    """A decided value and why."""
-
-    value: T
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +47,8 @@ class ExecutionPlan:
     kv_blocks: Choice[int]
     step_tokens: Choice[int]
     max_queued: int
-    memory: MemoryBudget
+    memory: MemoryBudget  # of RAM on the CPU, else of the device
+    experts: ExpertsPlan | None = None  # None on the CPU: they are computed where they lie
 
     @property
     def exact(self) -> bool:
@@ -54,6 +65,7 @@ class ExecutionPlan:
             "state slots": self.state_slots,
             "kv blocks": self.kv_blocks,
             "step tokens": self.step_tokens,
+            **(self.experts.choices() if self.experts is not None else {}),
         }
 
     def lines(self) -> list[str]:
@@ -61,11 +73,15 @@ class ExecutionPlan:
         return [f"{name:<12} {c.value!s:>9}  {c.reason}" for name, c in self.choices().items()]
 
 
-def resolve(config: EngineConfig, machine: Machine, facts: ModelFacts) -> ExecutionPlan:
+def resolve(
+    config: EngineConfig, machine: Machine, facts: ModelFacts, found: Found = NOT_MEASURED
+) -> ExecutionPlan:
     """Raises ConfigError (asked for what the model or this build has not) or CapacityError.
 
-    `machine.ram_free` is what was free before the weights were read.
+    `machine.ram_free` is what was free before the weights were read. `found`: measured bandwidths,
+    if any; the CPU alone needs none.
     """
+    device = resolve_device(config, facts)
     dtype = resolve_dtype(config, facts)
     if config.context is not None and config.context > facts.max_context:
         raise ConfigError(
@@ -79,9 +95,14 @@ def resolve(config: EngineConfig, machine: Machine, facts: ModelFacts) -> Execut
         element_bytes=4 if dtype.value == "float32" else 2,
         kv_bytes=config.memory.kv_bytes,
     )
-    memory = plan_memory(facts, ram_total=machine.ram_total, ram_free=machine.ram_free, need=need)
+    experts = None
+    if device.value == "cpu":
+        total, free = machine.ram_total, machine.ram_free
+        memory = plan_memory(facts, ram_total=total, ram_free=free, need=need)
+    else:
+        experts, memory = _on_device(config, emulate(config, machine, facts), facts, found, need)
     return ExecutionPlan(
-        device=resolve_device(config),
+        device=device,
         dtype=dtype,
         threads=resolve_threads(config, machine),
         context=_context(config, facts, memory),
@@ -91,16 +112,52 @@ def resolve(config: EngineConfig, machine: Machine, facts: ModelFacts) -> Execut
         step_tokens=_step_tokens(config),
         max_queued=config.schedule.max_queued,
         memory=memory,
+        experts=experts,
     )
 
 
-def resolve_device(config: EngineConfig) -> Choice[str]:
+def _on_device(
+    config: EngineConfig, machine: Machine, facts: ModelFacts, found: Found, cache: CacheNeed
+) -> tuple[ExpertsPlan, MemoryBudget]:
+    assert machine.device is not None
+    free = machine.device.memory_free
+    if config.memory.device_bytes is not None:
+        free = min(free, config.memory.device_bytes)
+    need = DeviceNeed(cache, _step_tokens(config).value, config.context is not None)
+    budget = device_memory(facts, free, need)
+    rates = rates_of(config, machine, facts, found)
+    split = decide_split(config, rates, facts)
+    seats = seat(config, facts, budget, split)
+    plan = plan_experts(config, machine, facts, rates, split, seats)
+    blocks = useful_blocks(cache) if cache.kv_bytes is None else 0
+    return plan, with_experts(budget, plan.slots.value, plan.staging.value, kv_blocks=blocks)
+
+
+def resolve_device(config: EngineConfig, facts: ModelFacts) -> Choice[str]:
+    """Raises ConfigError for a device, or a use of one, that this version or model has not."""
+    wanted = config.experts.placement
+    if config.device == "emulated":
+        if facts.rows == 0:
+            raise ConfigError(
+                "device = 'emulated' for a model without experts",
+                expected="a Mixture-of-Experts model",
+                fix="device = cpu",
+            )
+        return Choice("emulated", "asked for: a GPU made of RAM")
     if config.device == "cpu":
+        if wanted == "hybrid":
+            raise ConfigError(
+                "experts.placement = 'hybrid' and device = 'cpu'",
+                expected="auto, resident or host: the CPU computes experts where they lie",
+                fix="device = emulated",
+            )
         return Choice("cpu", "asked for")
     if config.device == "auto":
-        return Choice("cpu", "this version computes on the CPU only")
+        ignored = "" if wanted == "auto" else f"; experts.placement = {wanted} needs a device"
+        return Choice("cpu", "this version computes on the CPU only" + ignored)
     raise ConfigError(
-        f"device = {config.device!r}", expected="auto or cpu, all that this version computes on"
+        f"device = {config.device!r}",
+        expected="auto, cpu or emulated, all that this version computes on",
     )
 
 
