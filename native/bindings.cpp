@@ -21,6 +21,7 @@ using namespace nb::literals;
 
 void bind_mixers(nb::module_& m, nb::class_<headrace::Pool>& pool);
 void bind_io(nb::module_& m);
+void bind_hetero(nb::module_& m, nb::class_<headrace::Pool>& pool);
 
 namespace {
 
@@ -166,4 +167,5 @@ NB_MODULE(_native, m) {
           "nbytes"_a, "seconds"_a);
     bind_mixers(m, pool);
     bind_io(m);
+    bind_hetero(m, pool);
 }

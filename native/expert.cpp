@@ -7,6 +7,7 @@
 #include <string>
 
 #include "activations.hpp"
+#include "expert_groups.hpp"
 
 namespace headrace {
 namespace {
@@ -14,72 +15,6 @@ namespace {
 constexpr std::size_t kPieceNbytes = 256 << 10;
 constexpr int kLeastStreamRows = 32;
 constexpr std::size_t kHiddenNbytes = std::size_t{256} << 20;  // h of one chunk of tokens
-
-// One (token, expert) pair, in the order of the work: by expert, then by token.
-struct Choice {
-    std::int32_t token;
-    float weight;
-};
-
-// The tokens of one expert, and where that expert lies. Copied from the layer: a worker that was
-// descheduled may look here after the caller has dropped the layer.
-struct Group {
-    int expert;
-    int first;  // choice
-    int count;
-    const std::byte *gate, *up, *down;
-    const float *gate_bias, *up_bias, *down_bias;
-};
-
-struct Plan {
-    Group* groups;  // ascending expert
-    std::size_t group_count = 0;
-    Choice* choices;
-    int most = 0;  // tokens of the busiest expert
-};
-
-Group group_of(const ExpertLayer& layer, int expert, int first, int count) {
-    const auto e = static_cast<std::size_t>(expert);
-    const auto bias = [&](const std::vector<const float*>& list) {
-        return list.empty() ? nullptr : list[e];
-    };
-    return {expert,
-            first,
-            count,
-            layer.gate[e],
-            layer.up[e],
-            layer.down[e],
-            bias(layer.gate_bias),
-            bias(layer.up_bias),
-            bias(layer.down_bias)};
-}
-
-Plan plan_groups(Arena& arena, const std::int32_t* ids, const float* weights, int tokens, int top_k,
-                 const ExpertLayer& layer) {
-    const int experts = layer.experts();
-    const auto all = static_cast<std::size_t>(experts);
-    const auto n = static_cast<std::size_t>(tokens) * static_cast<std::size_t>(top_k);
-    Plan plan{arena.take<Group>(all), 0, nullptr, 0};
-    int* count = arena.take<int>(all);
-    std::fill_n(count, all, 0);
-    for (std::size_t i = 0; i < n; ++i)
-        if (ids[i] >= 0) ++count[ids[i]];
-    int first = 0;
-    for (int e = 0; e < experts; ++e) {
-        const int tokens_here = count[e];
-        count[e] = first;  // from here on: where the next choice of e goes
-        if (tokens_here == 0) continue;
-        plan.groups[plan.group_count++] = group_of(layer, e, first, tokens_here);
-        plan.most = std::max(plan.most, tokens_here);
-        first += tokens_here;
-    }
-    plan.choices = arena.take<Choice>(static_cast<std::size_t>(first));
-    for (std::size_t i = 0; i < n; ++i)
-        if (ids[i] >= 0)
-            plan.choices[count[ids[i]]++] = {
-                static_cast<std::int32_t>(i / static_cast<std::size_t>(top_k)), weights[i]};
-    return plan;
-}
 
 // Rows of a piece: a bounded read where weights stream (but streams long enough for a processor's
 // prefetching), a cached tile where they meet many tokens, and always enough pieces.
@@ -105,35 +40,54 @@ struct Call {
     const KernelTable& kernels;
     const DotKernel& kernel;
     Shape layer;
-    Plan plan;
+    Groups plan;
     const std::byte* const* x;   // per token
     const std::byte** x_choice;  // per choice
     const std::byte** h_choice;
     std::byte* h;  // [choice, width], float32 or bfloat16 as the kernel wants
-    float* y;
+    float* y;      // [token, hidden], or [entry, hidden] where parts are wanted
     int tokens;
 
     std::size_t h_nbytes() const { return kernel.bf16 ? sizeof(std::uint16_t) : sizeof(float); }
 };
 
+// Pieces that are some rows of one expert each.
+struct PerExpert {
+    struct Place {
+        const Group& group;
+        int row, rows;
+    };
+
+    const Groups& plan;
+    int all_rows, rows;
+
+    std::size_t per() const { return static_cast<std::size_t>((all_rows + rows - 1) / rows); }
+    std::size_t pieces() const { return plan.count * per(); }
+    Place place(std::size_t piece) const {
+        const int row = static_cast<int>(piece % per()) * rows;
+        return {plan.groups[piece / per()], row, std::min(rows, all_rows - row)};
+    }
+    // Of what such a piece computes for each of its tokens.
+    std::size_t out_nbytes() const {
+        return floats_nbytes(static_cast<std::size_t>(rows) * static_cast<std::size_t>(plan.most));
+    }
+};
+
 // Phase 1. A piece: some rows of one expert's gate and up, for every token that chose it.
 class GateUp final : public Work {
   public:
-    GateUp(const Call& call, int rows)
-        : call_(call), rows_(rows), per_expert_((call.layer.width + rows - 1) / rows) {}
-    std::size_t pieces() const {
-        return call_.plan.group_count * static_cast<std::size_t>(per_expert_);
-    }
+    GateUp(const Call& call, int rows) : call_(call), split_{call.plan, call.layer.width, rows} {}
+    std::size_t pieces() const { return split_.pieces(); }
     std::size_t scratch_nbytes() const {
-        return 2 * out_nbytes() +
-               call_.kernel.scratch_nbytes(rows_, call_.layer.hidden, call_.plan.most);
+        return 2 * split_.out_nbytes() +
+               call_.kernel.scratch_nbytes(split_.rows, call_.layer.hidden, call_.plan.most);
     }
 
     void compute(std::size_t piece, std::byte* scratch) const override {
-        const Place at = place(piece);
+        const PerExpert::Place at = split_.place(piece);
         const Shape& l = call_.layer;
         auto* gate = reinterpret_cast<float*>(scratch);
-        auto* up = reinterpret_cast<float*>(scratch + out_nbytes());
+        auto* up = reinterpret_cast<float*>(scratch + split_.out_nbytes());
         project(at, at.group.gate, l.gate_stride, at.group.gate_bias, gate, scratch);
         project(at, at.group.up, l.up_stride, at.group.up_bias, up, scratch);
         call_.kernels.activate(
@@ -142,7 +96,7 @@ class GateUp final : public Work {
     }
 
     void commit(std::size_t piece, const std::byte* scratch) const override {
-        const Place at = place(piece);
+        const PerExpert::Place at = split_.place(piece);
         const auto* from = reinterpret_cast<const float*>(scratch);
         const auto rows = static_cast<std::size_t>(at.rows);
         for (int c = 0; c < at.group.count; ++c, from += rows) {
@@ -159,37 +113,35 @@ class GateUp final : public Work {
     }
 
   private:
-    struct Place {
-        const Group& group;
-        int row, rows;
-    };
-    Place place(std::size_t piece) const {
-        const auto per = static_cast<std::size_t>(per_expert_);
-        const int row = static_cast<int>(piece % per) * rows_;
-        return {call_.plan.groups[piece / per], row, std::min(rows_, call_.layer.width - row)};
-    }
-    std::size_t out_nbytes() const {
-        return floats_nbytes(static_cast<std::size_t>(rows_) *
-                             static_cast<std::size_t>(call_.plan.most));
-    }
-    void project(const Place& at, const std::byte* w, std::size_t stride, const float* bias,
-                 float* out, std::byte* scratch) const {
+    void project(const PerExpert::Place& at, const std::byte* w, std::size_t stride,
+                 const float* bias, float* out, std::byte* scratch) const {
         const auto rows = static_cast<std::size_t>(at.rows);
         call_.kernel.run({w + static_cast<std::size_t>(at.row) * stride, stride, at.rows,
                           call_.layer.hidden, call_.x_choice + at.group.first, at.group.count, out,
-                          rows, scratch + 2 * out_nbytes()});
+                          rows, scratch + 2 * split_.out_nbytes()});
         if (bias == nullptr) return;
         for (int c = 0; c < at.group.count; ++c)
             call_.kernels.add(out + static_cast<std::size_t>(c) * rows, bias + at.row, rows);
     }
 
     const Call& call_;
-    int rows_;
-    int per_expert_;
+    PerExpert split_;
 };
 
-// Phase 2. A piece: some output rows of every active expert, for every token, so that each sum has
-// one owner and one order.
+// out[c * rows + r] = row + r of an expert's output for its c-th token.
+void project_down(const Call& call, const Group& group, int row, int rows, float* out,
+                  std::byte* scratch) {
+    const Shape& l = call.layer;
+    const auto n = static_cast<std::size_t>(rows);
+    call.kernel.run({group.down + static_cast<std::size_t>(row) * l.down_stride, l.down_stride,
+                     rows, l.width, call.h_choice + group.first, group.count, out, n, scratch});
+    if (group.down_bias == nullptr) return;
+    for (int c = 0; c < group.count; ++c)
+        call.kernels.add(out + static_cast<std::size_t>(c) * n, group.down_bias + row, n);
+}
+
+// Phase 2 of sums. A piece: some output rows of every active expert, for every token, so that each
+// sum has one owner and one order.
 class Down final : public Work {
   public:
     Down(const Call& call, int rows) : call_(call), rows_(rows) {}
@@ -209,17 +161,13 @@ class Down final : public Work {
         auto* sums = reinterpret_cast<float*>(scratch);
         auto* out = reinterpret_cast<float*>(scratch + sums_nbytes());
         std::fill_n(sums, n * static_cast<std::size_t>(call_.tokens), 0.0f);
-        for (std::size_t g = 0; g < call_.plan.group_count; ++g) {
+        for (std::size_t g = 0; g < call_.plan.count; ++g) {
             const Group& group = call_.plan.groups[g];
-            call_.kernel.run({group.down + static_cast<std::size_t>(row) * l.down_stride,
-                              l.down_stride, rows, l.width, call_.h_choice + group.first,
-                              group.count, out, n, scratch + sums_nbytes() + out_nbytes()});
+            project_down(call_, group, row, rows, out, scratch + sums_nbytes() + out_nbytes());
             for (int c = 0; c < group.count; ++c) {
                 const Choice& choice = call_.plan.choices[group.first + c];
-                float* one = out + static_cast<std::size_t>(c) * n;
-                if (group.down_bias != nullptr) call_.kernels.add(one, group.down_bias + row, n);
-                call_.kernels.add_scaled(sums + static_cast<std::size_t>(choice.token) * n, one,
-                                         choice.weight, n);
+                call_.kernels.add_scaled(sums + static_cast<std::size_t>(choice.token) * n,
+                                         out + static_cast<std::size_t>(c) * n, choice.weight, n);
             }
         }
     }
@@ -248,103 +196,177 @@ class Down final : public Work {
     int rows_;
 };
 
-void run_chunk(Pool& pool, const float* x, int tokens, const std::int32_t* ids,
-               const float* weights, int top_k, const ExpertLayer& layer, float* y, bool exact) {
+// Phase 2 of parts. A piece: some output rows of one expert, for every token that chose it.
+class DownParts final : public Work {
+  public:
+    DownParts(const Call& call, int rows)
+        : call_(call), split_{call.plan, call.layer.hidden, rows} {}
+    std::size_t pieces() const { return split_.pieces(); }
+    std::size_t scratch_nbytes() const {
+        return split_.out_nbytes() +
+               call_.kernel.scratch_nbytes(split_.rows, call_.layer.width, call_.plan.most);
+    }
+
+    void compute(std::size_t piece, std::byte* scratch) const override {
+        const PerExpert::Place at = split_.place(piece);
+        project_down(call_, at.group, at.row, at.rows, reinterpret_cast<float*>(scratch),
+                     scratch + split_.out_nbytes());
+    }
+
+    void commit(std::size_t piece, const std::byte* scratch) const override {
+        const PerExpert::Place at = split_.place(piece);
+        const auto n = static_cast<std::size_t>(at.rows);
+        const auto* from = reinterpret_cast<const float*>(scratch);
+        for (int c = 0; c < at.group.count; ++c, from += n) {
+            const std::size_t entry = call_.plan.choices[at.group.first + c].entry;
+            std::memcpy(call_.y + entry * static_cast<std::size_t>(call_.layer.hidden) +
+                            static_cast<std::size_t>(at.row),
+                        from, n * sizeof(float));
+        }
+    }
+
+  private:
+    const Call& call_;
+    PerExpert split_;
+};
+
+struct Tokens {
+    const float* x;
+    int count;
+    const std::int32_t* ids;
+    const float* weights;  // null: parts are wanted
+    int top_k;
+    float* y;
+
+    bool parts() const { return weights == nullptr; }
+    // `n` of these from `first` on.
+    Tokens slice(int first, int n, int hidden) const {
+        const auto token = static_cast<std::size_t>(first);
+        const std::size_t entry = token * static_cast<std::size_t>(top_k);
+        const auto d = static_cast<std::size_t>(hidden);
+        return {x + token * d, n,
+                ids + entry,   parts() ? nullptr : weights + entry,
+                top_k,         y + (parts() ? entry : token) * d};
+    }
+};
+
+Call& make_call(Pool& pool, Arena& arena, const Tokens& in, const ExpertLayer& layer, bool exact) {
     const KernelTable& kernels = pool.kernels();
     const DotKernel& kernel = exact ? kernels.exact[layer.format] : kernels.fast[layer.format];
-    Arena& arena = pool.begin_call();
     auto& call = *new (arena.take<Call>(1))
                      Call{kernels,
                           kernel,
                           Shape{layer.hidden, layer.width, layer.activation, layer.alpha,
                                 layer.limit, layer.gate_stride, layer.up_stride, layer.down_stride},
-                          plan_groups(arena, ids, weights, tokens, top_k, layer),
-                          activation_rows(pool, arena, kernel, x, tokens, layer.hidden),
+                          group_choices(arena, in.ids, in.weights, in.count, in.top_k, layer),
+                          activation_rows(pool, arena, kernel, in.x, in.count, layer.hidden),
                           nullptr,
                           nullptr,
                           nullptr,
-                          y,
-                          tokens};
-    const Plan& plan = call.plan;
-    if (plan.group_count == 0) {
-        std::fill_n(y, static_cast<std::size_t>(tokens) * static_cast<std::size_t>(layer.hidden),
-                    0.0f);
-        return;
-    }
-    const Group& last = plan.groups[plan.group_count - 1];
-    const auto choices = static_cast<std::size_t>(last.first + last.count);
+                          in.y,
+                          in.count};
+    const std::size_t choices = call.plan.choice_count;
     const std::size_t h_row = static_cast<std::size_t>(layer.width) * call.h_nbytes();
     call.h = arena.take<std::byte>(choices * h_row);
     call.x_choice = arena.take<const std::byte*>(choices);
     call.h_choice = arena.take<const std::byte*>(choices);
     for (std::size_t c = 0; c < choices; ++c) {
-        call.x_choice[c] = call.x[plan.choices[c].token];
+        call.x_choice[c] = call.x[call.plan.choices[c].token];
         call.h_choice[c] = call.h + c * h_row;
     }
-    const auto active = static_cast<int>(plan.group_count);
+    return call;
+}
+
+template <class Phase>
+void perform(Pool& pool, Arena& arena, const Call& call, int rows) {
+    auto* phase = new (arena.take<Phase>(1)) Phase(call, rows);
+    pool.perform(arena, *phase, phase->pieces(), phase->scratch_nbytes(),
+                 pool.rescues(call.tokens));
+}
+
+void run_chunk(Pool& pool, const Tokens& in, const ExpertLayer& layer, bool exact) {
+    Arena& arena = pool.begin_call();
+    const Call& call = make_call(pool, arena, in, layer, exact);
+    const Groups& plan = call.plan;
+    if (plan.count == 0) {
+        if (!in.parts())
+            std::fill_n(in.y,
+                        static_cast<std::size_t>(in.count) * static_cast<std::size_t>(layer.hidden),
+                        0.0f);
+        return;
+    }
+    const auto active = static_cast<int>(plan.count);
     const int wanted = 4 * pool.threads();
-    const int up_rows =
-        piece_rows(kernel, layer.width, layer.hidden, plan.most,
-                   layer.gate_stride + layer.up_stride, (wanted + active - 1) / active);
-    auto* gate_up = new (arena.take<GateUp>(1)) GateUp(call, up_rows);
-    pool.perform(arena, *gate_up, gate_up->pieces(), gate_up->scratch_nbytes(),
-                 pool.rescues(tokens));
-    const int down_rows = piece_rows(kernel, layer.hidden, layer.width, plan.most,
-                                     layer.down_stride * static_cast<std::size_t>(active), wanted);
-    auto* down = new (arena.take<Down>(1)) Down(call, down_rows);
-    pool.perform(arena, *down, down->pieces(), down->scratch_nbytes(), pool.rescues(tokens));
+    const int wanted_each = (wanted + active - 1) / active;
+    const auto rows_of = [&](int rows, int columns, std::size_t row_nbytes, int pieces) {
+        return piece_rows(call.kernel, rows, columns, plan.most, row_nbytes, pieces);
+    };
+    perform<GateUp>(
+        pool, arena, call,
+        rows_of(layer.width, layer.hidden, layer.gate_stride + layer.up_stride, wanted_each));
+    if (in.parts()) {
+        perform<DownParts>(pool, arena, call,
+                           rows_of(layer.hidden, layer.width, layer.down_stride, wanted_each));
+    } else {
+        perform<Down>(pool, arena, call,
+                      rows_of(layer.hidden, layer.width,
+                              layer.down_stride * static_cast<std::size_t>(active), wanted));
+    }
+}
+
+void run(Pool& pool, const Tokens& in, const ExpertLayer& layer, bool exact) {
+    if (in.count <= 0) return;
+    const auto n = static_cast<std::size_t>(in.count) * static_cast<std::size_t>(in.top_k);
+    for (std::size_t i = 0; i < n; ++i)
+        if (in.ids[i] >= layer.experts())
+            throw std::invalid_argument("experts: id " + std::to_string(in.ids[i]) +
+                                        " in a layer of " + std::to_string(layer.experts()));
+    const std::size_t token_nbytes = static_cast<std::size_t>(std::max(in.top_k, 1)) *
+                                     static_cast<std::size_t>(layer.width) * sizeof(float);
+    const auto chunk =
+        static_cast<int>(std::clamp<std::size_t>(kHiddenNbytes / token_nbytes, 1, 1 << 20));
+    for (int t = 0; t < in.count; t += chunk)
+        run_chunk(pool, in.slice(t, std::min(chunk, in.count - t), layer.hidden), layer, exact);
+}
+
+// The rank after `last` in ascending (id, rank), or -1; `last` -1 = the first. Negative ids have no
+// place in that order.
+int next_rank(const std::int32_t* ids, int top_k, int last) {
+    int best = -1;
+    for (int k = 0; k < top_k; ++k) {
+        const bool later = last < 0 || ids[k] > ids[last] || (ids[k] == ids[last] && k > last);
+        if (ids[k] >= 0 && later && (best < 0 || ids[k] < ids[best])) best = k;
+    }
+    return best;
 }
 
 }  // namespace
 
-std::size_t ExpertLayer::row_nbytes() const {
-    const auto weights = 3 * static_cast<std::size_t>(hidden) * static_cast<std::size_t>(width);
-    const std::size_t ups = gate_bias.empty() ? 0 : 2 * static_cast<std::size_t>(width);
-    const std::size_t downs = down_bias.empty() ? 0 : static_cast<std::size_t>(hidden);
-    return weights * format_nbytes(format) + (ups + downs) * sizeof(float);
-}
-
-void ExpertLayer::check() const {
-    const auto require = [](bool fits, const std::string& what) {
-        if (!fits) throw std::invalid_argument("ExpertLayer: " + what);
-    };
-    require(
-        format >= 0 && format < kFormats,
-        "format " + std::to_string(format) + "; expected 0 (float32), 1 (bfloat16), 2 (float16)");
-    require(activation >= 0 && activation <= 2,
-            "activation " + std::to_string(activation) + "; expected 0, 1 or 2");
-    require(hidden > 0 && width > 0, "hidden and width must be positive");
-    const std::size_t n = gate.size(), element = format_nbytes(format);
-    require(n > 0 && up.size() == n && down.size() == n,
-            "gate, up and down must have one address per expert");
-    for (const auto* bias : {&gate_bias, &up_bias, &down_bias})
-        require(bias->empty() || bias->size() == n, "a bias needs one address per expert, or none");
-    const auto fits = [&](std::size_t stride, int columns) {
-        return stride % element == 0 && stride >= element * static_cast<std::size_t>(columns);
-    };
-    require(fits(gate_stride, hidden) && fits(up_stride, hidden) && fits(down_stride, width),
-            "a row stride is shorter than its row or no multiple of the element size");
-}
-
 void experts(Pool& pool, const float* x, int tokens, const std::int32_t* ids, const float* weights,
              int top_k, const ExpertLayer& layer, float* y, bool exact) {
+    if (top_k > 0) return run(pool, {x, tokens, ids, weights, top_k, y}, layer, exact);
+    std::fill_n(y, static_cast<std::size_t>(std::max(tokens, 0)) * layer.hidden, 0.0f);
+}
+
+void experts_parts(Pool& pool, const float* x, int tokens, const std::int32_t* ids, int top_k,
+                   const ExpertLayer& layer, float* parts, bool exact) {
+    run(pool, {x, tokens, ids, nullptr, top_k, parts}, layer, exact);
+}
+
+void combine(Pool& pool, const float* parts, int tokens, int top_k, int hidden,
+             const std::int32_t* ids, const float* weights, float* y) {
     if (tokens <= 0) return;
-    const auto n = static_cast<std::size_t>(tokens) * static_cast<std::size_t>(top_k);
-    for (std::size_t i = 0; i < n; ++i)
-        if (ids[i] >= layer.experts())
-            throw std::invalid_argument("experts: id " + std::to_string(ids[i]) +
-                                        " in a layer of " + std::to_string(layer.experts()));
-    const std::size_t token_nbytes = static_cast<std::size_t>(std::max(top_k, 1)) *
-                                     static_cast<std::size_t>(layer.width) * sizeof(float);
-    const auto chunk =
-        static_cast<int>(std::clamp<std::size_t>(kHiddenNbytes / token_nbytes, 1, 1 << 20));
-    for (int t = 0; t < tokens; t += chunk) {
-        const auto token = static_cast<std::size_t>(t);
-        const std::size_t choice = token * static_cast<std::size_t>(top_k);
-        const std::size_t at = token * static_cast<std::size_t>(layer.hidden);
-        run_chunk(pool, x + at, std::min(chunk, tokens - t), ids + choice, weights + choice, top_k,
-                  layer, y + at, exact);
-    }
+    const KernelTable& kernels = pool.kernels();
+    const auto d = static_cast<std::size_t>(hidden);
+    pool.parallel(static_cast<std::size_t>(tokens), [&](std::size_t token, int) {
+        const std::size_t first = token * static_cast<std::size_t>(top_k);
+        float* sum = y + token * d;
+        std::fill_n(sum, d, 0.0f);
+        for (int k = -1; (k = next_rank(ids + first, top_k, k)) >= 0;) {
+            const std::size_t entry = first + static_cast<std::size_t>(k);
+            kernels.add_scaled(sum, parts + entry * d, weights[entry], d);
+        }
+    });
 }
 
 }  // namespace headrace

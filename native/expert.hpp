@@ -33,4 +33,14 @@ struct ExpertLayer {
 void experts(Pool& pool, const float* x, int tokens, const std::int32_t* ids, const float* weights,
              int top_k, const ExpertLayer& layer, float* y, bool exact);
 
+// parts[t, k] = expert ids[t, k] of x[t], unweighted, [tokens, top_k, hidden]; those of negative
+// ids are left alone. A part has the same bits whatever is computed with it.
+void experts_parts(Pool& pool, const float* x, int tokens, const std::int32_t* ids, int top_k,
+                   const ExpertLayer& layer, float* parts, bool exact);
+
+// y[t] = sum over k of weights[t, k] * parts[t, k] in ascending id, negative ones skipped: with the
+// parts of `experts_parts`, the bits of `experts`.
+void combine(Pool& pool, const float* parts, int tokens, int top_k, int hidden,
+             const std::int32_t* ids, const float* weights, float* y);
+
 }  // namespace headrace

@@ -1,11 +1,5 @@
 #include "pool.hpp"
 
-#include <linux/futex.h>
-#include <pthread.h>
-#include <sched.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <climits>
 #include <cstdlib>
@@ -14,54 +8,13 @@
 #include <utility>
 
 #include "cpu.hpp"
+#include "threads.hpp"
 
 namespace headrace {
 namespace {
 
 constexpr int kMaxThreads = 1024;
 
-// A fork copies the pool without its workers; a child sees a larger number and works alone.
-std::atomic<int> fork_generation{0};
-void watch_forks() {
-    static const int registered = pthread_atfork(nullptr, nullptr, [] { ++fork_generation; });
-    (void)registered;
-}
-
-void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t seen) {
-    syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAIT_PRIVATE, seen, nullptr,
-            nullptr, 0);
-}
-
-void futex_wake_all(std::atomic<std::uint32_t>& word) {
-    syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE_PRIVATE, INT_MAX,
-            nullptr, nullptr, 0);
-}
-
-void relax() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
-
-using Clock = std::chrono::steady_clock;
-
-// True as soon as `ready` is; false after `limit` of spinning.
-template <class Ready>
-bool spin(Clock::duration limit, Ready&& ready) {
-    const auto end = Clock::now() + limit;
-    do {
-        for (int i = 0; i < 64; ++i) {
-            if (ready()) return true;
-            relax();
-        }
-    } while (Clock::now() < end);
-    return ready();
-}
-
-// Longer than the gap between two calls of a step, shorter than a scheduler's slice.
-constexpr auto kIdleSpin = std::chrono::microseconds(50);
 // Several times what a piece takes. A piece that lasts longer has lost its core.
 constexpr auto kPatience = std::chrono::microseconds(60);
 
@@ -182,17 +135,12 @@ Pool::Pool(int threads, bool pin, const KernelTable& kernels, bool rescue)
     threads_ = threads > 0 ? threads : static_cast<int>(cores.size());
     scratch_.resize(static_cast<std::size_t>(threads_));
     shared_ = std::make_unique<Shared>(threads_);
-    watch_forks();
-    fork_generation_ = fork_generation.load();
+    forks_ = forks();
     // More threads than cores cannot each have one; then the scheduler places them.
     pin = pin && threads_ <= static_cast<int>(cores.size());
     for (int i = 1; i < threads_; ++i) {
         workers_.emplace_back([shared = shared_.get(), i] { shared->serve(i); });
-        if (!pin) continue;
-        cpu_set_t mask;
-        CPU_ZERO(&mask);
-        CPU_SET(cores[static_cast<std::size_t>(i)], &mask);
-        pthread_setaffinity_np(workers_.back().native_handle(), sizeof mask, &mask);
+        if (pin) headrace::pin(workers_.back(), cores[static_cast<std::size_t>(i)]);
     }
 }
 
@@ -207,7 +155,7 @@ Pool::~Pool() {
 }
 
 void Pool::close() {
-    if (fork_generation_ != fork_generation.load()) {
+    if (forks_ != forks()) {
         for (std::thread& worker : workers_) worker.detach();
     } else {
         shared_->stop.store(true, std::memory_order_seq_cst);
@@ -218,8 +166,10 @@ void Pool::close() {
     workers_.clear();
 }
 
-bool Pool::alone() const {
-    return workers_.empty() || fork_generation_ != fork_generation.load(std::memory_order_relaxed);
+bool Pool::alone() const { return workers_.empty() || forks_ != forks(); }
+
+void Pool::rouse() {
+    if (!alone()) shared_->post({}, 0);
 }
 
 void Pool::post_and_work(std::size_t pieces, const Job& job) {

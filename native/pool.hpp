@@ -48,6 +48,7 @@ class Pool {
 
     void close();    // idempotent; later calls run on the submitter alone
     void quiesce();  // returns when no worker reads any memory of an earlier call
+    void rouse();    // workers that sleep wake, and look out for a task a while
     int threads() const { return threads_; }
     const KernelTable& kernels() const { return *kernels_; }
     std::uint64_t busy_ns() const { return busy_ns_.load(std::memory_order_relaxed); }
@@ -130,7 +131,7 @@ class Pool {
     std::vector<Scratch> scratch_;
     std::vector<std::unique_ptr<Arena>> arenas_;
     std::atomic<std::uint64_t> busy_ns_{0};
-    int fork_generation_ = 0;
+    int forks_ = 0;  // a fork copies the pool without its workers: a child works alone
     std::vector<Call>* tape_ = nullptr;
     bool rescue_ = false;
 };

@@ -6,12 +6,11 @@ from headrace._native import Pool
 from headrace.ops.attention.native import NativeAttention
 from headrace.ops.conv.native import NativeConv
 from headrace.ops.delta.native import NativeDelta
-from headrace.ops.experts.native import NativeExperts
-from headrace.ops.experts.reference import combine, experts_parts
+from headrace.ops.experts.native import NativeCombine, NativeExperts, NativeExpertsParts
 from headrace.ops.kv.native import NativeStoreKv
 from headrace.ops.linear.native import NativeLinear
 from headrace.ops.norm.native import NativeGatedRmsNorm, NativeRmsNorm
-from headrace.ops.plan.reference import observe, plan
+from headrace.ops.plan.native import NativeObserve, NativePlan
 from headrace.ops.residual.native import NativeAdd
 from headrace.ops.rope.native import NativeRope
 from headrace.ops.route.native import NativeRoute
@@ -32,8 +31,8 @@ def native_ops(pool: Pool, *, exact: bool) -> Ops:
         delta=NativeDelta(pool),
         route=NativeRoute(pool),
         experts=NativeExperts(pool, exact=exact),
-        experts_parts=experts_parts,
-        combine=combine,
-        plan=plan,
-        observe=observe,
+        experts_parts=NativeExpertsParts(pool, exact=exact),
+        combine=NativeCombine(pool),
+        plan=NativePlan(pool),
+        observe=NativeObserve(pool),
     )

@@ -20,15 +20,29 @@ class _Prepared(NamedTuple):
     layer: ExpertLayer
 
 
+class NativeLayers:
+    """Experts as the native code knows them; they and their weights live as long as this does."""
+
+    def __init__(self) -> None:
+        self._prepared: dict[int, _Prepared] = {}
+
+    def of(self, rows: ExpertRows) -> ExpertLayer:
+        """Described at the first call for these rows."""
+        known = self._prepared.get(id(rows))
+        if known is None:
+            known = self._prepared[id(rows)] = _Prepared(rows, _describe(rows))
+        return known.layer
+
+
 class NativeExperts:
     """`exact`: inputs are never rounded to bfloat16."""
 
     def __init__(self, pool: Pool, *, exact: bool) -> None:
         self._run, self._exact = pool.experts, exact
-        self._prepared: dict[int, _Prepared] = {}
+        self._layers = NativeLayers()
 
     def __call__(self, x_TD: Tensor, routing: Routing, rows: ExpertRows) -> Tensor:
-        ready = self._prepared.get(id(rows)) or self._prepare(rows)
+        layer = self._layers.of(rows)
         x_TD = x_TD.contiguous()
         ids, weights = routing.ids_TX.contiguous(), routing.weights_TX.contiguous()
         y_TD = torch.empty_like(x_TD)
@@ -38,36 +52,81 @@ class NativeExperts:
             ids.data_ptr(),
             weights.data_ptr(),
             ids.shape[1],
-            ready.layer,
+            layer,
             y_TD.data_ptr(),
             self._exact,
         )
         return y_TD
 
-    def _prepare(self, rows: ExpertRows) -> _Prepared:
-        gate, up, down = rows.gate[0], rows.up[0], rows.down[0]
-        for group in (rows.gate, rows.up, rows.down):
-            assert all(t.stride() == group[0].stride() and t.stride(1) == 1 for t in group)
-        layer = ExpertLayer(
-            format=CODES[gate.dtype],
-            hidden=gate.shape[1],
-            width=gate.shape[0],
-            activation=int(rows.activation),
-            gate=_addresses(rows.gate),
-            up=_addresses(rows.up),
-            down=_addresses(rows.down),
-            gate_stride_bytes=gate.stride(0) * gate.element_size(),
-            up_stride_bytes=up.stride(0) * up.element_size(),
-            down_stride_bytes=down.stride(0) * down.element_size(),
-            gate_bias=_addresses(rows.gate_bias),
-            up_bias=_addresses(rows.up_bias),
-            down_bias=_addresses(rows.down_bias),
-            alpha=rows.alpha,
-            limit=rows.limit,
+
+class NativeExpertsParts:
+    """`exact`: inputs are never rounded to bfloat16."""
+
+    def __init__(self, pool: Pool, *, exact: bool) -> None:
+        self._run, self._exact = pool.experts_parts, exact
+        self._layers = NativeLayers()
+
+    def __call__(self, x_TD: Tensor, ids_TX: Tensor, rows: ExpertRows, parts_TXD: Tensor) -> None:
+        layer = self._layers.of(rows)
+        x_TD, ids_TX = x_TD.contiguous(), ids_TX.contiguous()
+        assert parts_TXD.is_contiguous()
+        assert parts_TXD.shape == (*ids_TX.shape, x_TD.shape[1])
+        self._run(
+            x_TD.data_ptr(),
+            x_TD.shape[0],
+            ids_TX.data_ptr(),
+            ids_TX.shape[1],
+            layer,
+            parts_TXD.data_ptr(),
+            self._exact,
         )
-        ready = _Prepared(rows, layer)
-        self._prepared[id(rows)] = ready
-        return ready
+
+
+class NativeCombine:
+    """Each token's sum is one thread's."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._run = pool.combine
+
+    def __call__(self, parts_TXD: Tensor, routing: Routing) -> Tensor:
+        tokens, top_k, hidden = parts_TXD.shape
+        ids, weights = routing.ids_TX.contiguous(), routing.weights_TX.contiguous()
+        assert parts_TXD.is_contiguous()
+        assert ids.shape == (tokens, top_k)
+        y_TD = torch.empty(tokens, hidden)
+        self._run(
+            parts_TXD.data_ptr(),
+            tokens,
+            top_k,
+            hidden,
+            ids.data_ptr(),
+            weights.data_ptr(),
+            y_TD.data_ptr(),
+        )
+        return y_TD
+
+
+def _describe(rows: ExpertRows) -> ExpertLayer:
+    gate, up, down = rows.gate[0], rows.up[0], rows.down[0]
+    for group in (rows.gate, rows.up, rows.down):
+        assert all(t.stride() == group[0].stride() and t.stride(1) == 1 for t in group)
+    return ExpertLayer(
+        format=CODES[gate.dtype],
+        hidden=gate.shape[1],
+        width=gate.shape[0],
+        activation=int(rows.activation),
+        gate=_addresses(rows.gate),
+        up=_addresses(rows.up),
+        down=_addresses(rows.down),
+        gate_stride_bytes=gate.stride(0) * gate.element_size(),
+        up_stride_bytes=up.stride(0) * up.element_size(),
+        down_stride_bytes=down.stride(0) * down.element_size(),
+        gate_bias=_addresses(rows.gate_bias),
+        up_bias=_addresses(rows.up_bias),
+        down_bias=_addresses(rows.down_bias),
+        alpha=rows.alpha,
+        limit=rows.limit,
+    )
 
 
 def _addresses(tensors: Sequence[Tensor]) -> list[int]:
