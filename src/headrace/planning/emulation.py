@@ -72,8 +72,12 @@ def threads_of(asked: EmulatedConfig, machine: Machine) -> tuple[int, int]:
 
 def guessed_rates(config: EngineConfig, machine: Machine) -> ProfileRow:
     """For want of a measurement: by cores, and the link as it is set."""
-    host = min(HOST_BYTES_PER_S, CORE_BYTES_PER_S * machine.physical_cores)
-    return ProfileRow.subtracting(config.emulated.link or LINK_BYTES_PER_S, host)
+    return ProfileRow.subtracting(config.emulated.link or LINK_BYTES_PER_S, guessed_host(machine))
+
+
+def guessed_host(machine: Machine) -> float:
+    """Bytes/s of weights that the CPU goes through, by cores."""
+    return min(HOST_BYTES_PER_S, CORE_BYTES_PER_S * machine.physical_cores)
 
 
 def _native(asked: EmulatedConfig, machine: Machine) -> Accelerator:

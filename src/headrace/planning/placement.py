@@ -238,7 +238,9 @@ def _hybrid(config: EngineConfig, facts: ModelFacts, fits: int, why: str) -> Sea
     if size is None:
         staging, prefill = _staging(facts, fits)
         slots = min(facts.rows, fits - staging.value)
-        return Seats(Choice("hybrid", why), _slots(slots, facts, "what fits"), staging, prefill)
+        return Seats(
+            Choice("hybrid", why), slots_choice(slots, facts, "what fits"), staging, prefill
+        )
     slots = min(facts.rows, size.slots(facts.slot_bytes, facts.rows))
     if not 1 <= slots <= fits:
         raise CapacityError(
@@ -248,11 +250,15 @@ def _hybrid(config: EngineConfig, facts: ModelFacts, fits: int, why: str) -> Sea
         )
     staging, prefill = _staging(facts, fits - slots, whole=True)
     return Seats(
-        Choice("hybrid", why), _slots(slots, facts, f"experts.cache = {size}"), staging, prefill
+        Choice("hybrid", why),
+        slots_choice(slots, facts, f"experts.cache = {size}"),
+        staging,
+        prefill,
     )
 
 
-def _slots(slots: int, facts: ModelFacts, why: str) -> Choice[int]:
+def slots_choice(slots: int, facts: ModelFacts, why: str) -> Choice[int]:
+    """So many, and how much of the model that is."""
     share = f"{100 * slots / facts.rows:.0f}% of {facts.rows} experts"
     return Choice(slots, f"{share}, {mib(slots * facts.slot_bytes)}: {why}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.config import EngineConfig
 from headrace.errors import CapacityError, ConfigError
@@ -16,7 +16,8 @@ from headrace.planning.budget import (
     useful_blocks,
     with_experts,
 )
-from headrace.planning.emulation import emulate
+from headrace.planning.cost import Costs, Seating, Speeds
+from headrace.planning.emulation import CORE_FLOPS, emulate, guessed_host
 from headrace.planning.facts import ModelFacts
 from headrace.planning.machine import Machine
 from headrace.planning.placement import (
@@ -26,8 +27,10 @@ from headrace.planning.placement import (
     plan_experts,
     rates_of,
     seat,
+    slots_choice,
 )
 from headrace.planning.profile import NOT_MEASURED, Found
+from headrace.planning.worth import worthwhile_slots
 
 __all__ = ["Choice", "ExecutionPlan", "ExpertsPlan", "resolve"]
 
@@ -130,7 +133,45 @@ def _on_device(
     seats = seat(config, facts, budget, split)
     plan = plan_experts(config, machine, facts, rates, split, seats)
     blocks = useful_blocks(cache) if cache.kv_bytes is None else 0
+    if plan.placement.value == "hybrid" and config.experts.cache is None and blocks:
+        costs = costs_of(plan, machine, facts, cache.element_bytes)
+        plan = _worthwhile(plan, costs, budget, blocks, need.step_tokens)
     return plan, with_experts(budget, plan.slots.value, plan.staging.value, kv_blocks=blocks)
+
+
+def _worthwhile(
+    plan: ExpertsPlan, costs: Costs, budget: MemoryBudget, blocks: int, chunk: int
+) -> ExpertsPlan:
+    """Slots that would save less than keys and values do are given to those."""
+    facts, most = costs.facts, plan.slots.value
+    slots = worthwhile_slots(
+        costs,
+        with_experts(budget, 0, plan.staging.value, kv_blocks=0),
+        least=min(most, max(facts.top_k)),
+        most=most,
+        kv_blocks=blocks,
+        chunk=chunk,
+    )
+    if slots == most:
+        return plan
+    why = f"{most} fit, beyond {slots} the memory saves more as keys and values"
+    return replace(plan, slots=slots_choice(slots, facts, why))
+
+
+def costs_of(
+    plan: ExpertsPlan | None, machine: Machine, facts: ModelFacts, element_bytes: int
+) -> Costs:
+    """Predictions for a plan; `machine` has a device unless the plan is the CPU's (None)."""
+    host_flops = CORE_FLOPS * machine.physical_cores
+    if plan is None:
+        host = machine.rates.host if machine.rates is not None else guessed_host(machine)
+        return Costs(facts, Speeds(host, host_flops, host_flops), element_bytes)
+    assert machine.device is not None
+    seating = Seating(
+        plan.placement.value, plan.slots.value, plan.staging.value, plan.rows, plan.quotas
+    )
+    speeds = Speeds(machine.device.kernels, machine.device.flops, host_flops)
+    return Costs(facts, speeds, element_bytes, seating)
 
 
 def resolve_device(config: EngineConfig, facts: ModelFacts) -> Choice[str]:

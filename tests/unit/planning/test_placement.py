@@ -106,7 +106,9 @@ def test_the_memory_table_adds_up() -> None:
     left = 400 * MIB - 281 * MIB - memory.workspace - 8 * MIB
     # not even half of it holds two layers of 32, so 27 slots wait for prompts on demand
     assert seats.staging.value == left // MIB // 2 // 2
-    assert seats.slots.value == left // MIB - seats.staging.value
+    assert seats.slots.value <= left // MIB - seats.staging.value
+    # what is not slots is keys and values, up to less than a slot or all that 16 sequences need
+    assert 400 * MIB - memory.used < MIB or memory.kv_tokens == 16 * 2048
     assert seats.prefill.value == "on demand"
     assert "64 slots" in seats.prefill.reason
 

@@ -1,0 +1,270 @@
+"""Predicted seconds of decode steps and prompt chunks, by placement. No torch.
+
+In it are bytes at bandwidths, operations at rates, and the measured fixed costs of a fill and of a
+trip to the host; not in it are launches, sampling and queueing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import comb
+from typing import Literal
+
+from headrace.planning.curves import MISSES, Curve
+from headrace.planning.facts import KvNeed, ModelFacts
+from headrace.planning.profile import ProfileRow, layer_kind
+from headrace.planning.split import branch_times, from_table
+
+Prefill = Literal["stream", "on demand"]
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Where kernels run. Bytes/s and operations/s."""
+
+    kernels: float  # at which kernels read weights beside them
+    flops: float
+    host_flops: float  # of the CPU that computes misses
+
+
+@dataclass(frozen=True, slots=True)
+class Seating:
+    """Experts of a device: what its cost depends on."""
+
+    placement: str  # resident, host, hybrid
+    slots: int
+    staging: int
+    rows: Mapping[str, ProfileRow]  # by layer kind
+    quotas: Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Seconds of one decode step."""
+
+    dense_s: float
+    attention_s: float
+    experts_s: float  # of layers in which nothing is missing: hits on the device
+    misses_s: float  # what misses add to that
+
+    @property
+    def total_s(self) -> float:
+        return self.dense_s + self.attention_s + self.experts_s + self.misses_s
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Costs of one model under one plan. `seating` None: all is computed where it lies."""
+
+    facts: ModelFacts
+    speeds: Speeds
+    element_bytes: int  # of keys and values
+    seating: Seating | None = None
+    misses: Curve = MISSES
+
+    @property
+    def share(self) -> float:
+        """Of all experts, those that the device holds."""
+        seating = self.seating
+        if seating is None or seating.placement == "resident":
+            return 1.0
+        return min(1.0, seating.slots / self.facts.rows) if self.facts.rows else 1.0
+
+    @property
+    def miss_rate(self) -> float:
+        """Of the experts that a decode step uses, in the long run."""
+        if self.seating is not None and self.seating.placement == "host":
+            return 1.0
+        # Nothing enters a cache that is never filled.
+        if self.seating is not None and self.seating.placement == "hybrid" and not self._fills:
+            return 1.0
+        return self.misses.at(self.share)
+
+    @property
+    def _fills(self) -> bool:
+        assert self.seating is not None
+        return any(any(table) for table in self.seating.quotas.values())
+
+    def decode(self, context: int, batch: int = 1) -> StepCost:
+        """One token of each of `batch` sequences that are `context` tokens long."""
+        facts, speeds = self.facts, self.speeds
+        dense = facts.decode_bytes - self._active_bytes
+        experts_s = misses_s = 0.0
+        rate = self.miss_rate
+        for layer, count in self._alike().items():
+            uses = max(1, round(distinct(facts.experts[layer], facts.top_k[layer], batch)))
+            hits_s = uses * facts.expert_bytes[layer] / speeds.kernels
+            experts_s += count * hits_s
+            if rate > 0:
+                misses_s += count * (self._missing(layer, uses, rate) - hits_s)
+        return StepCost(
+            dense_s=dense / speeds.kernels,
+            attention_s=batch * self.kv_read_bytes(context) / speeds.kernels,
+            experts_s=experts_s,
+            misses_s=misses_s,
+        )
+
+    def tokens_per_s(self, context: int, batch: int = 1) -> float:
+        """Of all sequences together."""
+        return batch / self.decode(context, batch).total_s
+
+    def kv_read_bytes(self, context: int) -> int:
+        """Keys and values that one token looks back at."""
+        return sum(
+            (need.key + need.value) * min(context, need.window or context) * self.element_bytes
+            for need in self.facts.state
+            if isinstance(need, KvNeed)
+        )
+
+    def prefill(self, tokens: int, start: int, how: Prefill) -> float:
+        """Seconds of a prompt's chunk of `tokens` tokens behind `start` others."""
+        base_s = self._dense_prefill(tokens, start)
+        layers = self._moe_layers
+        if self.seating is None or self.seating.placement == "resident":
+            return base_s + sum(self._compute(layer, tokens) for layer in layers)
+        each_s = base_s / self.facts.layers
+        if how == "on demand":
+            return base_s + sum(self._on_demand(layer, tokens) for layer in layers)
+        # While a layer computes the next is copied; the first copy has nothing to hide behind.
+        copies = [self._copy(layer) for layer in layers]
+        total = copies[0] + base_s - each_s * len(layers)
+        for i, layer in enumerate(layers):
+            compute_s = each_s + self._compute(layer, tokens)
+            total += max(compute_s, copies[i + 1] if i + 1 < len(layers) else 0.0)
+        return total
+
+    def choose_prefill(self, tokens: int) -> Prefill:
+        """Whole layers, or only what is routed to: whichever is predicted to be sooner."""
+        seating = self.seating
+        if seating is None or seating.staging < 2 * max(self.facts.experts):
+            return "on demand"
+        streamed, routed = (self.prefill(tokens, 0, how) for how in ("stream", "on demand"))
+        return "stream" if streamed < routed else "on demand"
+
+    def stream_from(self, most: int) -> int | None:
+        """Least tokens of a chunk from which streaming wins, up to `most`; None = it never does.
+
+        On demand costs more with every token, streaming stays where it is until it computes for
+        longer than it copies: they cross once, but for what rounding does to q.
+        """
+        if self.choose_prefill(most) != "stream":
+            return None
+        low, high = 1, most
+        while low < high:
+            middle = (low + high) // 2
+            if self.choose_prefill(middle) == "stream":
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def first_token(self, prompt: int, chunk: int) -> float:
+        """Seconds from a prompt of so many tokens to its first answer, chunk by chunk."""
+        total = 0.0
+        for start in range(0, prompt, chunk):
+            tokens = min(chunk, prompt - start)
+            total += self.prefill(tokens, start, self.choose_prefill(tokens))
+        return total
+
+    @property
+    def _moe_layers(self) -> list[int]:
+        return [layer for layer in range(self.facts.layers) if self.facts.experts[layer]]
+
+    def _alike(self) -> dict[int, int]:
+        """One MoE layer of each shape, and how many have it."""
+        facts = self.facts
+        first: dict[tuple[int, int, int], int] = {}
+        counts: dict[int, int] = {}
+        for layer in self._moe_layers:
+            shape = (facts.experts[layer], facts.top_k[layer], facts.expert_bytes[layer])
+            like = first.setdefault(shape, layer)
+            counts[like] = counts.get(like, 0) + 1
+        return counts
+
+    @property
+    def _active_bytes(self) -> int:
+        facts = self.facts
+        return sum(k * row for k, row in zip(facts.top_k, facts.expert_bytes, strict=True))
+
+    @property
+    def _weight_bytes(self) -> int:
+        return 4 if self.facts.dtype == "float32" else 2
+
+    def _row(self, layer: int) -> tuple[ProfileRow, tuple[int, ...]]:
+        kind = layer_kind(self.facts, layer)
+        assert self.seating is not None
+        assert kind is not None
+        return self.seating.rows[kind], self.seating.quotas[kind]
+
+    def _missing(self, layer: int, uses: int, rate: float) -> float:
+        """Expected seconds of a layer: misses fall independently of each other."""
+        row, table = self._row(layer)
+        rule = from_table(table)
+        nbytes = self.facts.expert_bytes[layer]
+        total = 0.0
+        for misses in range(uses + 1):
+            odds = comb(uses, misses) * rate**misses * (1 - rate) ** (uses - misses)
+            fills = rule(misses) if misses else 0
+            times = branch_times(row, nbytes, misses, fills)
+            here = uses - misses + fills
+            device_s = times.fill_s + here * nbytes / self.speeds.kernels
+            total += odds * max(device_s, times.host_s)
+        return total
+
+    def _dense_prefill(self, tokens: int, start: int) -> float:
+        """All but the routed experts. Attention: 4 operations a pair of tokens and hidden value."""
+        facts, speeds = self.facts, self.speeds
+        dense = facts.prefill_bytes - facts.experts_bytes
+        attention = sum(
+            4 * tokens * min(start + tokens / 2, need.window or 1 << 60) * facts.hidden
+            for need in facts.state
+            if isinstance(need, KvNeed)
+        )
+        work_s = (2 * tokens * dense / self._weight_bytes + attention) / speeds.flops
+        return max(dense / speeds.kernels, work_s)
+
+    def _compute(self, layer: int, tokens: int) -> float:
+        """The experts of a layer, all of them beside the kernels."""
+        facts, speeds = self.facts, self.speeds
+        nbytes, k = facts.expert_bytes[layer], facts.top_k[layer]
+        read = distinct(facts.experts[layer], k, tokens) * nbytes
+        work = 2 * tokens * k * nbytes / self._weight_bytes
+        return max(read / speeds.kernels, work / speeds.flops)
+
+    def _copy(self, layer: int) -> float:
+        """A whole layer over the link, but for its resident rows."""
+        row, _ = self._row(layer)
+        rows = self.facts.experts[layer] * (1 - self.share)
+        return row.fill_s + rows * self.facts.expert_bytes[layer] / row.link if rows else 0.0
+
+    def _on_demand(self, layer: int, tokens: int) -> float:
+        """Only what is routed to; resident rows are taken to be as likely as any others."""
+        facts, speeds = self.facts, self.speeds
+        seating = self.seating
+        assert seating is not None
+        row, table = self._row(layer)
+        nbytes = facts.expert_bytes[layer]
+        routed = distinct(facts.experts[layer], facts.top_k[layer], tokens)
+        misses = routed * (1 - self.share)
+        whole = max(1, round(misses))
+        fills = misses * min(from_table(table)(whole), seating.staging) / whole
+        host = misses - fills
+        link = row.link_shared if host else row.link
+        fill_s = row.fill_s + fills * nbytes / link if fills else 0.0
+        work = 2 * tokens * facts.top_k[layer] * nbytes / self._weight_bytes
+        here = (routed - host) / routed
+        device_s = max((routed - host) * nbytes / speeds.kernels, here * work / speeds.flops)
+        host_s = 0.0
+        if host:
+            rate = row.host_shared if fills else row.host
+            work_s = work * host / routed / speeds.host_flops
+            host_s = row.handoff_s + max(host * nbytes / rate, work_s)
+        return max(fill_s + device_s, host_s)
+
+
+def distinct(experts: int, top_k: int, tokens: int) -> float:
+    """Different experts that `tokens` tokens are expected to use, were all as likely:
+    E * (1 - (1 - k/E)^T).
+    """
+    return experts * (1 - (1 - top_k / experts) ** tokens)
