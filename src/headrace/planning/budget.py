@@ -60,6 +60,9 @@ class MemoryBudget:
         parts.append(f"{mib(self.reserve)} reserve")
         if self.state_slots:
             parts.append(f"{mib(self.state_bytes)} recurrent state")
+        if self.slot_bytes:
+            parts.append(f"{mib(self.workspace)} workspace")
+            parts.append(f"{mib(self.arena_bytes)} experts")
         return " - ".join(parts)
 
 

@@ -6,8 +6,9 @@ trip to the host; not in it are launches, sampling and queueing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import comb
 from typing import Literal
 
@@ -74,17 +75,14 @@ class Costs:
     @property
     def miss_rate(self) -> float:
         """Of the experts that a decode step uses, in the long run."""
-        if self.seating is not None and self.seating.placement == "host":
+        if self.seating is None or self.seating.placement == "resident":
+            return 0.0
+        if self.seating.placement == "host":
             return 1.0
         # Nothing enters a cache that is never filled.
-        if self.seating is not None and self.seating.placement == "hybrid" and not self._fills:
+        if not any(any(table) for table in self.seating.quotas.values()):
             return 1.0
         return self.misses.at(self.share)
-
-    @property
-    def _fills(self) -> bool:
-        assert self.seating is not None
-        return any(any(table) for table in self.seating.quotas.values())
 
     def decode(self, context: int, batch: int = 1) -> StepCost:
         """One token of each of `batch` sequences that are `context` tokens long."""
@@ -119,20 +117,31 @@ class Costs:
 
     def prefill(self, tokens: int, start: int, how: Prefill) -> float:
         """Seconds of a prompt's chunk of `tokens` tokens behind `start` others."""
-        base_s = self._dense_prefill(tokens, start)
-        layers = self._moe_layers
-        if self.seating is None or self.seating.placement == "resident":
-            return base_s + sum(self._compute(layer, tokens) for layer in layers)
+        return self._run(self._layer_times(tokens, how), self._dense_prefill(tokens, start))
+
+    def _layer_times(self, tokens: int, how: Prefill) -> list[tuple[float, float]]:
+        """Of each MoE layer: seconds of its experts, and of a copy that comes before them."""
+        resident = self.seating is None or self.seating.placement == "resident"
+        times: dict[tuple[int, int, int], tuple[float, float]] = {}
+        for layer, shape in self._shapes():
+            if shape not in times:
+                if resident:
+                    times[shape] = self._compute(layer, tokens), 0.0
+                elif how == "stream":
+                    times[shape] = self._compute(layer, tokens), self._copy(layer)
+                else:
+                    times[shape] = self._on_demand(layer, tokens), 0.0
+        return [times[shape] for _, shape in self._shapes()]
+
+    def _run(self, layers: Sequence[tuple[float, float]], base_s: float) -> float:
+        """While a layer computes the next is copied; the first copy has nothing to hide behind."""
+        if not layers:
+            return base_s
         each_s = base_s / self.facts.layers
-        if how == "on demand":
-            return base_s + sum(self._on_demand(layer, tokens) for layer in layers)
-        # While a layer computes the next is copied; the first copy has nothing to hide behind.
-        copies = [self._copy(layer) for layer in layers]
-        total = copies[0] + base_s - each_s * len(layers)
-        for i, layer in enumerate(layers):
-            compute_s = each_s + self._compute(layer, tokens)
-            total += max(compute_s, copies[i + 1] if i + 1 < len(layers) else 0.0)
-        return total
+        total = layers[0][1] + base_s - each_s * len(layers)
+        for (compute_s, _), (_, copy_s) in pairwise(layers):
+            total += max(each_s + compute_s, copy_s)
+        return total + each_s + layers[-1][0]
 
     def choose_prefill(self, tokens: int) -> Prefill:
         """Whole layers, or only what is routed to: whichever is predicted to be sooner."""
@@ -143,41 +152,44 @@ class Costs:
         return "stream" if streamed < routed else "on demand"
 
     def stream_from(self, most: int) -> int | None:
-        """Least tokens of a chunk from which streaming wins, up to `most`; None = it never does.
+        """Least tokens of a chunk at which streaming wins, up to `most`; None = nowhere seen.
 
-        On demand costs more with every token, streaming stays where it is until it computes for
-        longer than it copies: they cross once, but for what rounding does to q.
+        A long chunk may be sooner on demand again, where the CPU computes as fast as the device.
         """
-        if self.choose_prefill(most) != "stream":
-            return None
-        low, high = 1, most
-        while low < high:
+        low, high = 0, 1
+        while self.choose_prefill(high) != "stream":
+            if high == most:
+                return None
+            low, high = high, min(2 * high, most)
+        while high - low > 1:
             middle = (low + high) // 2
             if self.choose_prefill(middle) == "stream":
                 high = middle
             else:
-                low = middle + 1
-        return low
+                low = middle
+        return high
 
     def first_token(self, prompt: int, chunk: int) -> float:
         """Seconds from a prompt of so many tokens to its first answer, chunk by chunk."""
+        full, rest = divmod(prompt, chunk)
         total = 0.0
-        for start in range(0, prompt, chunk):
-            tokens = min(chunk, prompt - start)
-            total += self.prefill(tokens, start, self.choose_prefill(tokens))
+        for tokens, starts in ((chunk, range(0, full * chunk, chunk)), (rest, (full * chunk,))):
+            if tokens and starts:
+                layers = self._layer_times(tokens, self.choose_prefill(tokens))
+                total += sum(self._run(layers, self._dense_prefill(tokens, at)) for at in starts)
         return total
 
-    @property
-    def _moe_layers(self) -> list[int]:
-        return [layer for layer in range(self.facts.layers) if self.facts.experts[layer]]
+    def _shapes(self) -> list[tuple[int, tuple[int, int, int]]]:
+        """MoE layers, with all that their time depends on."""
+        facts = self.facts
+        shapes = zip(facts.experts, facts.top_k, facts.expert_bytes, strict=True)
+        return [(layer, shape) for layer, shape in enumerate(shapes) if shape[0]]
 
     def _alike(self) -> dict[int, int]:
         """One MoE layer of each shape, and how many have it."""
-        facts = self.facts
         first: dict[tuple[int, int, int], int] = {}
         counts: dict[int, int] = {}
-        for layer in self._moe_layers:
-            shape = (facts.experts[layer], facts.top_k[layer], facts.expert_bytes[layer])
+        for layer, shape in self._shapes():
             like = first.setdefault(shape, layer)
             counts[like] = counts.get(like, 0) + 1
         return counts
@@ -216,11 +228,10 @@ class Costs:
         """All but the routed experts. Attention: 4 operations a pair of tokens and hidden value."""
         facts, speeds = self.facts, self.speeds
         dense = facts.prefill_bytes - facts.experts_bytes
-        attention = sum(
-            4 * tokens * min(start + tokens / 2, need.window or 1 << 60) * facts.hidden
-            for need in facts.state
-            if isinstance(need, KvNeed)
-        )
+        windows = [need.window for need in facts.state if isinstance(need, KvNeed)]
+        seen = start + tokens / 2
+        looked = sum(seen if window is None else min(seen, window) for window in windows)
+        attention = 4 * tokens * looked * facts.hidden
         work_s = (2 * tokens * dense / self._weight_bytes + attention) / speeds.flops
         return max(dense / speeds.kernels, work_s)
 

@@ -77,7 +77,7 @@ class ExpertsPlan:
             "policy": self.policy,
             "rates": self.rates,
             "host threads": self.host_threads,
-            "on device": self.device_threads,
+            "device threads": self.device_threads,
         }
 
 
@@ -165,7 +165,7 @@ def decide_split(config: EngineConfig, rates: Rates, facts: ModelFacts) -> Split
     row = next(iter(rates.rows.values()))
     speeds = f"link {row.link / 1e9:.1f}, host {row.host / 1e9:.1f} GB/s ({rates.origin.value})"
     if fills == "all":
-        return Split(Choice("all", f"{speeds}: the CPU is never the sooner"), tables, fills)
+        return Split(Choice("all", f"{speeds}: a fill always pays"), tables, fills)
     if fills == "none":
         return Split(Choice("none", f"{speeds}: the link never pays"), tables, fills)
     return Split(Choice("investing", f"{speeds}: {_ends(fills, tables)}"), tables, fills)
@@ -299,8 +299,7 @@ def plan_experts(
     if seats.placement.value != "hybrid":
         fill = Choice("none", f"placement is {seats.placement.value}")
     pinning = machine.device.pinning
-    host, device = threads_of(config.emulated, machine)
-    cores = f"{machine.physical_cores} physical cores"
+    host, device = _threads(config, machine)
     return ExpertsPlan(
         placement=seats.placement,
         fill=fill,
@@ -312,8 +311,8 @@ def plan_experts(
         else Choice("staged", "host memory cannot be pinned: rows go through a pinned buffer"),
         policy=_policy(config),
         rates=rates.origin,
-        host_threads=Choice(host, _said(config.emulated.host_threads, cores)),
-        device_threads=Choice(device, _said(config.emulated.device_threads, cores)),
+        host_threads=host,
+        device_threads=device,
         slot_bytes=facts.slot_bytes,
         kinds=tuple(layer_kind(facts, layer) for layer in range(facts.layers)),
         rows=rates.rows,
@@ -329,5 +328,18 @@ def _policy(config: EngineConfig) -> Choice[str]:
     return Choice("recency-frequency", "misses least in simulation")
 
 
-def _said(asked: int | None, cores: str) -> str:
-    return "asked for" if asked is not None else f"half of {cores}"
+def _threads(config: EngineConfig, machine: Machine) -> tuple[Choice[int], Choice[int]]:
+    """(host, device): an emulated device takes cores, a real one has its own."""
+    cores = machine.physical_cores
+    if config.device != "emulated":
+        asked = config.threads
+        return (
+            Choice(asked or cores, "asked for" if asked else f"{cores} physical cores"),
+            Choice(0, "the device computes by itself"),
+        )
+    host, device = threads_of(config.emulated, machine)
+    shared = f"half of {cores} physical cores"
+    return (
+        Choice(host, "asked for" if config.emulated.host_threads is not None else shared),
+        Choice(device, "asked for" if config.emulated.device_threads is not None else shared),
+    )

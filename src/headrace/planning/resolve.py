@@ -11,13 +11,14 @@ from headrace.planning.budget import (
     DeviceNeed,
     MemoryBudget,
     device_memory,
+    estimate_workspace,
     mib,
     plan_memory,
     useful_blocks,
     with_experts,
 )
 from headrace.planning.cost import Costs, Seating, Speeds
-from headrace.planning.emulation import CORE_FLOPS, emulate, guessed_host
+from headrace.planning.emulation import CORE_FLOPS, device_mark, emulate, guessed_host
 from headrace.planning.facts import ModelFacts
 from headrace.planning.machine import Machine
 from headrace.planning.placement import (
@@ -29,12 +30,14 @@ from headrace.planning.placement import (
     seat,
     slots_choice,
 )
-from headrace.planning.profile import NOT_MEASURED, Found
-from headrace.planning.worth import worthwhile_slots
+from headrace.planning.profile import NOT_MEASURED, Found, fingerprint
+from headrace.planning.worth import chunk_tokens, worthwhile_slots
 
 __all__ = ["Choice", "ExecutionPlan", "ExpertsPlan", "resolve"]
 
 STEP_TOKENS = 512
+MOST_STEP_TOKENS = 8192  # where prompts stream the experts
+WORKSPACE_SHARE = 16  # of device memory, at most one part in so many for longer steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,9 @@ class ExecutionPlan:
 
     def lines(self) -> list[str]:
         """For the start-up log: a line per choice, with its reason."""
-        return [f"{name:<12} {c.value!s:>9}  {c.reason}" for name, c in self.choices().items()]
+        choices = self.choices()
+        width = max(9, *(len(str(choice.value)) for choice in choices.values()))
+        return [f"{name:<14} {c.value!s:>{width}}  {c.reason}" for name, c in choices.items()]
 
 
 def resolve(
@@ -85,6 +90,24 @@ def resolve(
     if any; the CPU alone needs none.
     """
     device = resolve_device(config, facts)
+    return plan_for(config, equip(config, machine, facts, device), facts, device, found)
+
+
+def equip(
+    config: EngineConfig, machine: Machine, facts: ModelFacts, device: Choice[str]
+) -> Machine:
+    """`machine` with what `device` adds to it."""
+    return emulate(config, machine, facts) if device.value == "emulated" else machine
+
+
+def plan_for(
+    config: EngineConfig,
+    machine: Machine,
+    facts: ModelFacts,
+    device: Choice[str],
+    found: Found = NOT_MEASURED,
+) -> ExecutionPlan:
+    """As `resolve`, for a device that is settled; unless it is the CPU, `machine` has it."""
     dtype = resolve_dtype(config, facts)
     if config.context is not None and config.context > facts.max_context:
         raise ConfigError(
@@ -95,15 +118,15 @@ def resolve(
         context=config.context or facts.max_context,
         sequences=config.schedule.max_sequences,
         block_tokens=config.memory.block_tokens,
-        element_bytes=4 if dtype.value == "float32" else 2,
+        element_bytes=kv_element_bytes(dtype.value),
         kv_bytes=config.memory.kv_bytes,
     )
-    experts = None
+    experts, step_tokens = None, _step_tokens(config)
     if device.value == "cpu":
         total, free = machine.ram_total, machine.ram_free
         memory = plan_memory(facts, ram_total=total, ram_free=free, need=need)
     else:
-        experts, memory = _on_device(config, emulate(config, machine, facts), facts, found, need)
+        experts, memory, step_tokens = _on_device(config, machine, facts, found, need)
     return ExecutionPlan(
         device=device,
         dtype=dtype,
@@ -112,31 +135,68 @@ def resolve(
         sequences=_sequences(config, memory),
         state_slots=_state_slots(memory),
         kv_blocks=_kv_blocks(config, memory, dtype.value),
-        step_tokens=_step_tokens(config),
+        step_tokens=step_tokens,
         max_queued=config.schedule.max_queued,
         memory=memory,
         experts=experts,
     )
 
 
+def kv_element_bytes(dtype: str) -> int:
+    """Of keys and values in a plan of this dtype."""
+    return 4 if dtype == "float32" else 2
+
+
 def _on_device(
     config: EngineConfig, machine: Machine, facts: ModelFacts, found: Found, cache: CacheNeed
-) -> tuple[ExpertsPlan, MemoryBudget]:
-    assert machine.device is not None
-    free = machine.device.memory_free
-    if config.memory.device_bytes is not None:
-        free = min(free, config.memory.device_bytes)
-    need = DeviceNeed(cache, _step_tokens(config).value, config.context is not None)
-    budget = device_memory(facts, free, need)
+) -> tuple[ExpertsPlan, MemoryBudget, Choice[int]]:
+    """The experts, the device's memory and the tokens of a step."""
+    if facts.experts_bytes > machine.ram_free:
+        raise CapacityError(
+            f"the experts need {mib(facts.experts_bytes)} and {mib(machine.ram_free)} of RAM "
+            "are free",
+            expected="room for all of them: RAM holds the experts, the device a part",
+            fix="choose a smaller model or a machine with more memory",
+        )
     rates = rates_of(config, machine, facts, found)
     split = decide_split(config, rates, facts)
-    seats = seat(config, facts, budget, split)
-    plan = plan_experts(config, machine, facts, rates, split, seats)
+    steps = _step_tokens(config)
+    need = DeviceNeed(cache, steps.value, config.context is not None)
+    budget = device_memory(facts, _device_free(config, machine), need)
+    plan = plan_experts(config, machine, facts, rates, split, seat(config, facts, budget, split))
+    costs = costs_of(plan, machine, facts, cache.element_bytes)
+    if config.schedule.step_tokens is None and plan.prefill.value == "by chunk":
+        longer, chunk = _longer_steps(costs, need, budget)
+        seats = seat(config, facts, longer, split)
+        if seats.prefill.value == "by chunk" and chunk > steps.value:
+            plan = plan_experts(config, machine, facts, rates, split, seats)
+            why = "a chunk streams the experts whatever its length: so many make it worth it"
+            budget, steps = longer, Choice(chunk, why)
     blocks = useful_blocks(cache) if cache.kv_bytes is None else 0
     if plan.placement.value == "hybrid" and config.experts.cache is None and blocks:
         costs = costs_of(plan, machine, facts, cache.element_bytes)
-        plan = _worthwhile(plan, costs, budget, blocks, need.step_tokens)
-    return plan, with_experts(budget, plan.slots.value, plan.staging.value, kv_blocks=blocks)
+        plan = _worthwhile(plan, costs, budget, blocks, steps.value)
+    memory = with_experts(budget, plan.slots.value, plan.staging.value, kv_blocks=blocks)
+    return plan, memory, steps
+
+
+def _device_free(config: EngineConfig, machine: Machine) -> int:
+    assert machine.device is not None
+    asked = config.memory.device_bytes
+    free = machine.device.memory_free
+    return free if asked is None else min(free, asked)
+
+
+def _longer_steps(costs: Costs, need: DeviceNeed, budget: MemoryBudget) -> tuple[MemoryBudget, int]:
+    """The budget with the step length that pays, as long as its workspace stays small."""
+    most = min(MOST_STEP_TOKENS, costs.facts.max_context)
+    chunk = chunk_tokens(costs, need.step_tokens, most)
+    while chunk > need.step_tokens:
+        longer = replace(need, step_tokens=chunk)
+        if estimate_workspace(costs.facts, longer) <= budget.free // WORKSPACE_SHARE:
+            return device_memory(costs.facts, budget.free, longer), chunk
+        chunk //= 2
+    return budget, need.step_tokens
 
 
 def _worthwhile(
@@ -159,12 +219,16 @@ def _worthwhile(
 
 
 def costs_of(
-    plan: ExpertsPlan | None, machine: Machine, facts: ModelFacts, element_bytes: int
+    plan: ExpertsPlan | None,
+    machine: Machine,
+    facts: ModelFacts,
+    element_bytes: int,
+    found: Found = NOT_MEASURED,
 ) -> Costs:
     """Predictions for a plan; `machine` has a device unless the plan is the CPU's (None)."""
     host_flops = CORE_FLOPS * machine.physical_cores
     if plan is None:
-        host = machine.rates.host if machine.rates is not None else guessed_host(machine)
+        host = _host_rate(machine, found)
         return Costs(facts, Speeds(host, host_flops, host_flops), element_bytes)
     assert machine.device is not None
     seating = Seating(
@@ -172,6 +236,19 @@ def costs_of(
     )
     speeds = Speeds(machine.device.kernels, machine.device.flops, host_flops)
     return Costs(facts, speeds, element_bytes, seating)
+
+
+def _host_rate(machine: Machine, found: Found) -> float:
+    if machine.rates is not None:
+        return machine.rates.host
+    rows = found.profile.rows.values() if found.profile is not None else ()
+    return min((row.host for row in rows), default=guessed_host(machine))
+
+
+def profile_mark(config: EngineConfig, machine: Machine, facts: ModelFacts, device: str) -> str:
+    """The fingerprint that a profile for this plan must have."""
+    mark = device_mark(config.emulated) if device == "emulated" else device
+    return fingerprint(machine.name, resolve_threads(config, machine).value, mark, facts)
 
 
 def resolve_device(config: EngineConfig, facts: ModelFacts) -> Choice[str]:

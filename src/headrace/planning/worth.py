@@ -54,3 +54,17 @@ def worthwhile_slots(
     kv = kv_claim(costs, budget, kv_blocks, chunk, habits or Habits())
     room = budget.free - budget.used + budget.kv_bytes
     return divide(room, (experts, kv))[0]
+
+
+def chunk_tokens(costs: Costs, least: int, most: int) -> int:
+    """Prompt tokens of a step: the fewest that are read within a fifth of the best speed.
+
+    A streamed chunk takes as long as its copies however short it is, so longer ones read faster;
+    but other sequences wait for a whole chunk.
+    """
+    sizes = [least]
+    while sizes[-1] * 2 <= most:
+        sizes.append(sizes[-1] * 2)
+    speeds = [size / costs.prefill(size, 0, costs.choose_prefill(size)) for size in sizes]
+    enough = max(speeds) / 1.25
+    return next(size for size, speed in zip(sizes, speeds, strict=True) if speed >= enough)

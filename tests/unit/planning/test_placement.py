@@ -149,7 +149,7 @@ def declared(tmp_path: Path, link: float, host: float, **more: object) -> dict[s
 def test_a_weak_cpu_fills_all(tmp_path: Path) -> None:
     made = experts(**declared(tmp_path, 50, 2))
     assert (made.placement.value, made.fill.value) == ("hybrid", "all")
-    assert "never the sooner" in made.fill.reason
+    assert "always pays" in made.fill.reason
     assert all(m == q for m, q in enumerate(made.quota(1)))
 
 
