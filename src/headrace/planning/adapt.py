@@ -1,0 +1,157 @@
+"""q[m] of one layer kind, kept true while it is used: both branches are timed, the row corrected.
+
+A rule that leaves a branch empty would never learn that it has become the better one; so a branch
+that has not been seen for long is given one expert a layer until it has been timed again. How long
+is such that trials cost less than the guard's 3% of all time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from math import ceil
+from statistics import median
+
+from headrace.planning.placement import rule_named
+from headrace.planning.profile import Correction, ProfileRow
+from headrace.planning.split import GUARD, BranchTimes, branch_times, from_table, tabulate
+
+MOVED = 0.02  # a rate that moved less since the last table makes no new one
+UNSEEN_STEPS = 24  # at least so many before a branch is tried again
+TRIED_LAYERS = 9  # timed before the trial ends: a whole window of the correction
+KEPT = 256  # layers whose times are kept for the report
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One branch over the last layers: mean seconds, and the median error of the prediction."""
+
+    layers: int
+    predicted_s: float
+    observed_s: float
+    error: float  # |predicted - observed| / observed
+
+
+class _Branch:
+    """Whether it has been seen lately, and how well it was predicted."""
+
+    def __init__(self) -> None:
+        self.unseen = 0  # steps
+        self.left = 0  # layers that the trial still wants
+        self._times: deque[tuple[float, float]] = deque(maxlen=KEPT)
+
+    def see(self, predicted_s: float, observed_s: float) -> None:
+        self.unseen = 0
+        self.left = max(0, self.left - 1)
+        self._times.append((predicted_s, observed_s))
+
+    def step(self, patience: float) -> None:
+        """A step has ended; `patience`: steps without a sight of it before a trial."""
+        self.unseen += 1
+        if not self.left and self.unseen >= max(UNSEEN_STEPS, patience):
+            self.left = TRIED_LAYERS
+
+    def timing(self) -> Timing:
+        if not self._times:
+            return Timing(0, 0.0, 0.0, 0.0)
+        n = len(self._times)
+        return Timing(
+            n,
+            sum(predicted for predicted, _ in self._times) / n,
+            sum(observed for _, observed in self._times) / n,
+            median(abs(p - o) / o for p, o in self._times),
+        )
+
+
+class AdaptiveQuota:
+    """Observes every layer of its kind and makes a new table between steps when it is due.
+
+    A rule that looks at no bandwidth (all, none, a fraction) keeps its table for ever.
+    """
+
+    def __init__(self, row: ProfileRow, row_bytes: int, fill: str | float, most: int) -> None:
+        self._correction = Correction(row)
+        self._tabulated = row
+        self._row_bytes = row_bytes
+        self._fill = fill
+        self._most = most
+        self._fixed = isinstance(fill, float) or fill in ("all", "none")
+        self._rule = tabulate(rule_named(fill, row, row_bytes), most)
+        self._table = self._rule
+        self._link, self._host = _Branch(), _Branch()
+        self._layers = self._misses = 0  # of the step that runs
+        self._usual = 1  # misses of a layer
+
+    @property
+    def table(self) -> tuple[int, ...]:
+        """`q[m]` as it is to be used now."""
+        return self._table
+
+    @property
+    def row(self) -> ProfileRow:
+        """Bandwidths as they are believed to be now."""
+        return self._correction.row
+
+    def predicted(self, misses: int, fills: int) -> BranchTimes:
+        """Times of both branches by the present row."""
+        return branch_times(self.row, self._row_bytes, misses, fills)
+
+    def observe(self, fills: int, host: int, *, fill_s: float, host_s: float) -> None:
+        """One layer of one decode step: rows of each branch, and how long each took."""
+        if not fills and not host:
+            return
+        self._layers += 1
+        self._misses += fills + host
+        expected = self.predicted(fills + host, fills)
+        if fills and fill_s > 0:
+            self._link.see(expected.fill_s, fill_s)
+        if host and host_s > 0:
+            self._host.see(expected.host_s, host_s)
+        self._correction.observe(self._row_bytes, fills, host, fill_s=fill_s, host_s=host_s)
+
+    def retabulate(self) -> tuple[int, ...] | None:
+        """Call once after each step: the new table, or None while the old one stands."""
+        if self._fixed:
+            return None
+        if not self._layers:
+            return None
+        self._step()
+        if _moved(self._tabulated, self.row):
+            self._tabulated = self.row
+            rule = rule_named(self._fill, self.row, self._row_bytes)
+            self._rule = tabulate(rule, self._most)
+        table = self._tried(self._rule)
+        if table == self._table:
+            return None
+        self._table = table
+        return table
+
+    def timings(self) -> dict[str, Timing]:
+        """Predicted against observed, for status and metrics."""
+        return {"link": self._link.timing(), "host": self._host.timing()}
+
+    def _step(self) -> None:
+        """Trials fall due: the rarer, the more one would cost against the split as it is."""
+        misses = self._usual = max(1, round(self._misses / self._layers))
+        steps = ceil(2 * TRIED_LAYERS / self._layers)  # of a trial: half of the layers miss less
+        fills = from_table(self._rule)(misses)
+        usual_s = self.predicted(misses, fills).step_s
+        for branch, tried in ((self._link, max(fills, 1)), (self._host, min(fills, misses - 1))):
+            extra = self.predicted(misses, tried).step_s / usual_s - 1
+            branch.step(steps * extra / GUARD)
+        self._layers = self._misses = 0
+
+    def _tried(self, table: tuple[int, ...]) -> tuple[int, ...]:
+        """One expert for a branch on trial, where as many are missing as usual: there it costs
+        least.
+        """
+        if self._link.left:
+            return tuple(max(q, 1) if m >= self._usual else q for m, q in enumerate(table))
+        if self._host.left:
+            return tuple(min(q, m - 1) if m >= self._usual else q for m, q in enumerate(table))
+        return table
+
+
+def _moved(old: ProfileRow, new: ProfileRow) -> bool:
+    pairs = ((old.link, new.link), (old.host, new.host))
+    return any(abs(after / before - 1) > MOVED for before, after in pairs)
