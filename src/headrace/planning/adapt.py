@@ -8,6 +8,7 @@ is such that trials cost less than the guard's 3% of all time.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from statistics import median
@@ -79,7 +80,7 @@ class AdaptiveQuota:
         self._rule = tabulate(rule_named(fill, row, row_bytes), most)
         self._table = self._rule
         self._link, self._host = _Branch(), _Branch()
-        self._layers = self._misses = 0  # of the step that runs
+        self._step: list[tuple[int, int, float, float]] = []  # layers of the step that runs
         self._usual = 1  # misses of a layer
 
     @property
@@ -98,24 +99,18 @@ class AdaptiveQuota:
 
     def observe(self, fills: int, host: int, *, fill_s: float, host_s: float) -> None:
         """One layer of one decode step: rows of each branch, and how long each took."""
-        if not fills and not host:
-            return
-        self._layers += 1
-        self._misses += fills + host
-        expected = self.predicted(fills + host, fills)
-        if fills and fill_s > 0:
-            self._link.see(expected.fill_s, fill_s)
-        if host and host_s > 0:
-            self._host.see(expected.host_s, host_s)
-        self._correction.observe(self._row_bytes, fills, host, fill_s=fill_s, host_s=host_s)
+        self._step.append((fills, host, fill_s, host_s))
 
     def retabulate(self) -> tuple[int, ...] | None:
         """Call once after each step: the new table, or None while the old one stands."""
+        layers, self._step = [seen for seen in self._step if seen[0] or seen[1]], []
+        if not layers:
+            return None
+        self._see(layers)
+        self._correction.observe_step(self._row_bytes, layers)
         if self._fixed:
             return None
-        if not self._layers:
-            return None
-        self._step()
+        self._trials(layers)
         if _moved(self._tabulated, self.row):
             self._tabulated = self.row
             rule = rule_named(self._fill, self.row, self._row_bytes)
@@ -130,16 +125,25 @@ class AdaptiveQuota:
         """Predicted against observed, for status and metrics."""
         return {"link": self._link.timing(), "host": self._host.timing()}
 
-    def _step(self) -> None:
-        """Trials fall due: the rarer, the more one would cost against the split as it is."""
-        misses = self._usual = max(1, round(self._misses / self._layers))
-        steps = ceil(2 * TRIED_LAYERS / self._layers)  # of a trial: half of the layers miss less
+    def _see(self, layers: Sequence[tuple[int, int, float, float]]) -> None:
+        expected = {pair: self.predicted(sum(pair), pair[0]) for pair in {s[:2] for s in layers}}
+        for fills, host, fill_s, host_s in layers:
+            times = expected[fills, host]
+            if fills and fill_s > 0:
+                self._link.see(times.fill_s, fill_s)
+            if host and host_s > 0:
+                self._host.see(times.host_s, host_s)
+
+    def _trials(self, layers: Sequence[tuple[int, int, float, float]]) -> None:
+        """They fall due: the rarer, the more one would cost against the split as it is."""
+        misses = sum(fills + host for fills, host, _, _ in layers)
+        misses = self._usual = max(1, round(misses / len(layers)))
+        steps = ceil(2 * TRIED_LAYERS / len(layers))  # of a trial: half of the layers miss less
         fills = from_table(self._rule)(misses)
         usual_s = self.predicted(misses, fills).step_s
         for branch, tried in ((self._link, max(fills, 1)), (self._host, min(fills, misses - 1))):
             extra = self.predicted(misses, tried).step_s / usual_s - 1
             branch.step(steps * extra / GUARD)
-        self._layers = self._misses = 0
 
     def _tried(self, table: tuple[int, ...]) -> tuple[int, ...]:
         """One expert for a branch on trial, where as many are missing as usual: there it costs

@@ -9,7 +9,7 @@ import json
 import math
 import zlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from statistics import median
@@ -193,23 +193,36 @@ class Correction:
         self, row_bytes: int, fills: int, host: int, *, fill_s: float, host_s: float
     ) -> None:
         """One layer of one step: rows of each branch, and how long each took."""
+        self.observe_step(row_bytes, [(fills, host, fill_s, host_s)])
+
+    def observe_step(self, row_bytes: int, layers: Iterable[tuple[int, int, float, float]]) -> None:
+        """All layers of one step: (fills, host rows, seconds of each). One correction for all."""
         row = self._row
-        if fills and fill_s > row.fill_s:
-            now = row.link_shared if host else row.link
-            seen = fills * row_bytes / (fill_s - row.fill_s)
-            row = _scaled(row, "link", self._factor(self._link, seen / now, row.link))
-        if host and host_s > row.handoff_s:
-            now = row.host_shared if fills else row.host
-            seen = host * row_bytes / (host_s - row.handoff_s)
-            row = _scaled(row, "host", self._factor(self._host, seen / now, row.host))
+        # What a branch would have carried had it been alone: shared rates move in proportion.
+        link_part = row.link / row.link_shared
+        host_part = row.host / row.host_shared
+        links = hosts = 0
+        for fills, host, fill_s, host_s in layers:
+            if fills and fill_s > row.fill_s:
+                seen = fills * row_bytes / (fill_s - row.fill_s)
+                self._link.append(seen * link_part if host else seen)
+                links += 1
+            if host and host_s > row.handoff_s:
+                seen = host * row_bytes / (host_s - row.handoff_s)
+                self._host.append(seen * host_part if fills else seen)
+                hosts += 1
+        if links:
+            row = _scaled(row, "link", self._factor(self._link, row.link, links))
+        if hosts:
+            row = _scaled(row, "host", self._factor(self._host, row.host, hosts))
         self._row = row
 
-    def _factor(self, seen: deque[float], ratio: float, alone: float) -> float:
-        """What to multiply a side's rates by. Seen rates are kept as if the side had been alone."""
-        seen.append(ratio * alone)
+    def _factor(self, seen: deque[float], alone: float, count: int) -> float:
+        """What to multiply a side's rates by, after `count` more were seen."""
         if len(seen) < (seen.maxlen or 0):
             return 1.0
-        moved: float = (median(seen) / alone) ** self._blend
+        blend = 1.0 - (1.0 - self._blend) ** count
+        moved: float = (median(seen) / alone) ** blend
         return moved
 
 

@@ -113,14 +113,14 @@ def test_a_quiet_machine_makes_no_new_tables() -> None:
 def test_predictions_are_reported_beside_what_was_seen() -> None:
     quota = AdaptiveQuota(ROW, S, "none", 16)
     assert quota.timings()["host"].layers == 0
-    for _ in range(10):
-        seen = quota.predicted(4, 0).host_s
-        quota.observe(0, 4, fill_s=0.0, host_s=1.25 * seen)
-        break
+    seen = quota.predicted(4, 0).host_s
+    quota.observe(0, 4, fill_s=0.0, host_s=1.25 * seen)
+    quota.retabulate()
     timing = quota.timings()["host"]
     assert timing.layers == 1
     assert timing.error == pytest.approx(0.2)
     assert timing.observed_s == pytest.approx(1.25 * timing.predicted_s)
     assert quota.timings()["link"].layers == 0
     quota.observe(0, 0, fill_s=0.0, host_s=0.0)
+    quota.retabulate()
     assert quota.timings()["host"].layers == 1
