@@ -1,13 +1,16 @@
 #include "plan.hpp"
 
 #include <algorithm>
+#include <bit>
+#include <limits>
 #include <stdexcept>
 #include <string>
 
 namespace headrace {
 namespace {
 
-constexpr std::int64_t kKeepQ24[2] = {11863283, 16065917};  // half-lives of 2 and 16 touches
+// DEFAULT_TERMS of planning/policies.py: half-lives of 2 and 16 touches.
+constexpr std::int64_t kKeepQ24[2] = {11863283, 16065917};
 constexpr std::int64_t kWeights[2] = {10, 1};
 constexpr std::int64_t kOneQ32 = std::int64_t{1} << 32;
 constexpr std::int32_t kInactive = -2;
@@ -81,12 +84,46 @@ struct Resident {
     }
 };
 
+// Sixteen buckets an octave: decayed values span many octaves, and most of them lie low.
+constexpr std::size_t kBuckets = 64 * 16 + 2;
+
+// Ascends with the distance from the least value.
+std::size_t bucket_of(std::int64_t value, std::int64_t least) {
+    constexpr std::uint64_t kMost = std::numeric_limits<std::int64_t>::max();
+    const auto distance = static_cast<std::uint64_t>(value) - static_cast<std::uint64_t>(least);
+    const auto d = static_cast<double>(static_cast<std::int64_t>(std::min(distance, kMost)));
+    const std::uint64_t top = std::bit_cast<std::uint64_t>(d) >> 48;  // exponent, 4 more bits
+    return d == 0.0 ? 0 : top - (std::uint64_t{1023} << 4) + 1;
+}
+
+// Moves the `n` least to the front, in order. Buckets leave few to be compared with each other.
+void least_first(Arena& arena, Resident* resident, std::size_t count, std::size_t n,
+                 std::int64_t least) {
+    auto* bucket = arena.take<std::uint16_t>(count);
+    auto* filled = arena.take<std::uint32_t>(kBuckets);
+    std::fill_n(filled, kBuckets, 0);
+    for (std::size_t i = 0; i < count; ++i) {
+        bucket[i] = static_cast<std::uint16_t>(bucket_of(resident[i].value, least));
+        ++filled[bucket[i]];
+    }
+    std::size_t last = 0;
+    for (std::size_t below = filled[0]; below < n; below += filled[last]) ++last;
+    std::size_t low = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+        resident[low] = resident[i];
+        low += bucket[i] <= last ? 1 : 0;
+    }
+    std::nth_element(resident, resident + n, resident + low);
+    std::sort(resident, resident + n);
+}
+
 // Writes the slots for up to `wanted` fills and returns how many there are.
 int find_slots(Arena& arena, const CacheRows& c, const std::int32_t* slot_of_expert, int wanted,
                std::int32_t* slots) {
     if (wanted == 0) return 0;
     int found = 0;
     std::size_t residents = 0;
+    std::int64_t least = std::numeric_limits<std::int64_t>::max();
     auto* resident = arena.take<Resident>(static_cast<std::size_t>(c.slots));
     for (std::int32_t slot = 0; slot < c.slots; ++slot) {
         const std::int32_t row = c.row_of[slot];
@@ -98,10 +135,10 @@ int find_slots(Arena& arena, const CacheRows& c, const std::int32_t* slot_of_exp
         const std::int64_t expert = row - c.base;
         if (expert >= 0 && expert < c.experts && slot_of_expert[expert] != kInactive) continue;
         resident[residents++] = {c.value[row], row, slot};
+        least = std::min(least, c.value[row]);
     }
     const std::size_t victims = std::min(static_cast<std::size_t>(wanted - found), residents);
-    std::nth_element(resident, resident + victims, resident + residents);
-    std::sort(resident, resident + victims);
+    if (victims > 0) least_first(arena, resident, residents, victims, least);
     for (std::size_t i = 0; i < victims; ++i) slots[found++] = resident[i].slot;
     return found;
 }

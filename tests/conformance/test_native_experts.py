@@ -2,12 +2,9 @@
 
 import pytest
 import torch
-from torch.nn import functional
+from native_bank import DTYPES, Bank, routing
 
 from headrace import _native
-
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-FORMATS = {dtype: i for i, dtype in enumerate(DTYPES)}
 
 
 @pytest.fixture(scope="module", params=_native.isas())
@@ -15,90 +12,6 @@ def pool(request):
     pool = _native.Pool(threads=2, isa=request.param)
     yield pool
     pool.close()
-
-
-def act(kind, g, u, alpha, limit):
-    if kind == 0:
-        return functional.silu(g) * u
-    if kind == 1:
-        if limit > 0:
-            g, u = g.clamp(max=limit), u.clamp(-limit, limit)
-        return g * torch.sigmoid(alpha * g) * (u + 1)
-    return functional.gelu(g, approximate="tanh") * u
-
-
-class Bank:
-    """Experts' weights as tensors, the native layer over them, and the slow obvious sum."""
-
-    def __init__(
-        self, experts, hidden, width, dtype, *, kind=0, biases=False, interleaved=False, limit=0.0
-    ):
-        self.kind, self.limit, self.alpha = kind, limit, 1.702
-        scale = hidden**-0.5
-        both = (torch.randn(experts, width, 2, hidden) * scale * 2).to(dtype)
-        self.down = (torch.randn(experts, hidden, width) * width**-0.5).to(dtype)
-        if interleaved:
-            self.gate, self.up = both[:, :, 0], both[:, :, 1]
-        else:
-            self.gate, self.up = both[:, :, 0].contiguous(), both[:, :, 1].contiguous()
-        self.biases = [torch.randn(experts, n) for n in (width, width, hidden)] if biases else []
-        names = ("gate_bias", "up_bias", "down_bias")
-        size = self.down.element_size()
-        self.layer = _native.ExpertLayer(
-            format=FORMATS[dtype],
-            hidden=hidden,
-            width=width,
-            activation=kind,
-            gate=[w.data_ptr() for w in self.gate],
-            up=[w.data_ptr() for w in self.up],
-            down=[w.data_ptr() for w in self.down],
-            gate_stride_bytes=self.gate.stride(1) * size,
-            up_stride_bytes=self.up.stride(1) * size,
-            down_stride_bytes=width * size,
-            alpha=self.alpha,
-            limit=limit,
-            **{
-                name: [row.data_ptr() for row in bias]
-                for name, bias in zip(names, self.biases, strict=False)
-            },
-        )
-
-    def native(self, pool, x, ids, weights, *, exact=True):
-        y = torch.full_like(x, float("nan"))
-        pool.experts(
-            x.data_ptr(),
-            x.shape[0],
-            ids.data_ptr(),
-            weights.data_ptr(),
-            ids.shape[1],
-            self.layer,
-            y.data_ptr(),
-            exact,
-        )
-        return y
-
-    def truth(self, x, ids, weights):
-        y = torch.zeros(x.shape, dtype=torch.float64)
-        for t, row in enumerate(ids.tolist()):
-            for k, e in enumerate(row):
-                if e < 0:
-                    continue
-                gate, up = (
-                    self.gate[e].double() @ x[t].double(),
-                    self.up[e].double() @ x[t].double(),
-                )
-                if self.biases:
-                    gate, up = gate + self.biases[0][e], up + self.biases[1][e]
-                one = self.down[e].double() @ act(self.kind, gate, up, self.alpha, self.limit)
-                if self.biases:
-                    one = one + self.biases[2][e]
-                y[t] += weights[t, k].double() * one
-        return y
-
-
-def routing(tokens, experts, top_k):
-    ids = torch.stack([torch.randperm(experts)[:top_k] for _ in range(tokens)]).int()
-    return ids, torch.rand(tokens, top_k)
 
 
 def nmse(got, truth):

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol
 
+from headrace.planning.policies import Fade
+
 if TYPE_CHECKING:  # specs name these types before torch is loaded
     from torch import Tensor
 
@@ -131,16 +133,6 @@ class Planned:
     fill_experts_E: Tensor  # int32, counts[2] of them, the likeliest to return first
     fill_slots_E: Tensor  # int32: where each goes
     counts_4: Tensor  # int32: active, hits, fills, host
-
-
-@dataclass(frozen=True, slots=True)
-class Fade:
-    """What so many tokens of a prompt do to the sums of a Cache, fast and slow:
-    sum = (sum * left_q24 >> 24) + uses * gain_q32.
-    """
-
-    left_q24: tuple[int, int]
-    gain_q32: tuple[int, int]
 
 
 class LinearOp(Protocol):
@@ -271,7 +263,9 @@ class PlanOp(Protocol):
 
 class ObserveOp(Protocol):
     def __call__(self, ids_TX: Tensor, layer: CacheLayer, cache: Cache, fade: Fade) -> None:
-        """A chunk of a prompt was routed so: its uses count, no row moves. Nothing under `lru`."""
+        """A chunk of a prompt was routed so: its uses count, no row moves. Nothing under `lru`.
+        `fade`: of the chunk's tokens, for the terms of the default policy.
+        """
         ...
 
 

@@ -61,6 +61,8 @@ class NativeObserve:
     def __call__(self, ids_TX: Tensor, layer: CacheLayer, cache: Cache, fade: Fade) -> None:
         if cache.lru:
             return
+        left_fast, left_slow = fade.left_q24
+        gain_fast, gain_slow = fade.gain_q32
         self._run(
             ids=_address(ids_TX),
             tokens=ids_TX.shape[0],
@@ -70,8 +72,8 @@ class NativeObserve:
             rows=cache.slot_of_R.shape[0],
             sums=_address(cache.sums_2R),
             value=_address(cache.value_R),
-            left_q24=fade.left_q24,
-            gain_q32=fade.gain_q32,
+            left_q24=(left_fast, left_slow),
+            gain_q32=(gain_fast, gain_slow),
         )
 
 

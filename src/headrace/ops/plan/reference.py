@@ -1,5 +1,5 @@
-"""Planning one layer in plain Python. All arithmetic is of integers, so that every device decides
-alike.
+"""Planning one layer in plain Python, over the arrays of a device. All arithmetic is of integers,
+so that every device decides alike; the policy is that of `planning.policies`.
 
 Invariant: a slot holds at most one row, and slot_of and row_of say the same.
 """
@@ -10,13 +10,7 @@ import torch
 from torch import Tensor
 
 from headrace.ops.table import Cache, CacheLayer, Fade, Planned
-
-# A row's value is the weighted sum of two decayed counts of uses, in half-lives of 2 and 16 touches
-# of its layer. See docs/simulator.md.
-HALF_LIVES = (2, 16)
-WEIGHTS = (10, 1)
-KEEP_Q24 = tuple(round(2.0 ** (-1 / n) * (1 << 24)) for n in HALF_LIVES)
-ONE_Q32 = 1 << 32
+from headrace.planning.policies import DEFAULT_TERMS, KEEP_BITS, SUM_BITS
 
 
 def plan(
@@ -67,7 +61,7 @@ def observe(ids_TX: Tensor, layer: CacheLayer, cache: Cache, fade: Fade) -> None
     assert uses_E.shape[0] == layer.experts, "an expert that the layer does not have"
     rows = slice(layer.base, layer.base + layer.experts)
     for sums, left, gain in zip(cache.sums_2R, fade.left_q24, fade.gain_q32, strict=True):
-        sums[rows] = ((sums[rows] * left) >> 24) + uses_E * gain
+        sums[rows] = ((sums[rows] * left) >> KEEP_BITS) + uses_E * gain
     _revalue(rows, cache)
 
 
@@ -86,15 +80,16 @@ def _touch(active: list[int], layer: CacheLayer, cache: Cache) -> None:
         cache.clock_1.add_(1)
         cache.value_R[used] = cache.clock_1
         return
-    for sums, keep in zip(cache.sums_2R, KEEP_Q24, strict=True):
-        sums[rows] = (sums[rows] * keep) >> 24
-        sums[used] += ONE_Q32
+    for sums, term in zip(cache.sums_2R, DEFAULT_TERMS, strict=True):
+        sums[rows] = (sums[rows] * term.keep_q24) >> KEEP_BITS
+        sums[used] += 1 << SUM_BITS
     _revalue(rows, cache)
 
 
 def _revalue(rows: slice, cache: Cache) -> None:
-    fast, slow = cache.sums_2R[0, rows], cache.sums_2R[1, rows]
-    cache.value_R[rows] = WEIGHTS[0] * fast + WEIGHTS[1] * slow
+    cache.value_R[rows] = 0
+    for sums, term in zip(cache.sums_2R, DEFAULT_TERMS, strict=True):
+        cache.value_R[rows] += term.weight * sums[rows]
 
 
 def _slots_for(wanted: int, spared: set[int], cache: Cache) -> list[int]:
