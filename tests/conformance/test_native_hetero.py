@@ -6,12 +6,16 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
+import expert_caches
 import pytest
 import torch
 from native_bank import DTYPES, Bank, routing
+from random_tensors import Random
 from torch import Tensor
 
 from headrace import _native
+from headrace.ops.plan.native import NativePlan
+from headrace.ops.table import CacheLayer
 
 NAN = float("nan")
 
@@ -314,40 +318,27 @@ class Step:
         )  # fmt: skip
         self.bank = bank
         self.x, self.weights = torch.empty(tokens, hidden), torch.empty(tokens, top_k)
+        self.ids = torch.zeros(tokens, top_k, dtype=torch.int32)
         self.parts = torch.full((tokens, top_k, hidden), NAN)
         self.y = torch.full((tokens, hidden), NAN)
-        self.ids, self.slot_ids, self.host_ids = (
-            torch.zeros(tokens, top_k, dtype=torch.int32) for _ in range(3)
-        )
-        self.fills = torch.zeros(2, experts, dtype=torch.int32)
-        self.counts = torch.zeros(4, dtype=torch.int32)
         self.quota = torch.tensor([0, 1, 1, 2, 2], dtype=torch.int32)
-        self.slot_of = torch.full((experts,), -1, dtype=torch.int32)
-        self.row_of = torch.full((slots,), -1, dtype=torch.int32)
-        self.sums = torch.zeros(2, experts, dtype=torch.int64)
-        self.value = torch.zeros(experts, dtype=torch.int64)
-        self.clock = torch.zeros(1, dtype=torch.int64)
+        self.cache = expert_caches.random(Random(1), experts, slots, 0, lru=False)
+        self.planned = expert_caches.planned(self.ids, experts)
 
     def run(self, pool: _native.Pool, link: _native.Link, host: _native.HostService) -> None:
         tokens, top_k, hidden = self.parts.shape
         at: Callable[[Tensor], int] = Tensor.data_ptr
+        out, layer = self.planned, CacheLayer(0, self.cache.value_R.shape[0])
         host.alert(pool)
-        pool.plan(
-            ids=at(self.ids), tokens=tokens, top_k=top_k, base=0, experts=self.value.shape[0],
-            slot_of=at(self.slot_of), rows=self.value.shape[0], row_of=at(self.row_of),
-            slots=self.row_of.shape[0], sums=at(self.sums), value=at(self.value),
-            clock=at(self.clock), lru=False, quota=at(self.quota), quotas=5,
-            slot_ids=at(self.slot_ids), host_ids=at(self.host_ids), fill_experts=at(self.fills[0]),
-            fill_slots=at(self.fills[1]), counts=at(self.counts), staging=0,
-        )  # fmt: skip
+        NativePlan(pool)(self.ids, layer, self.cache, self.quota, out)
         task = (at(self.x), tokens)
-        host.ring(pool, *task, at(self.host_ids), top_k, self.bank.layer, at(self.parts), True)
+        host.ring(pool, *task, at(out.host_ids_TX), top_k, self.bank.layer, at(self.parts), True)
         link.copy_rows(
-            pool, self.spans, at(self.fills[0]), at(self.fills[1]), at(self.counts[2:]),
+            pool, self.spans, at(out.fill_experts_E), at(out.fill_slots_E), at(out.counts_4[2:]),
             at(self.arena), self.slot_nbytes, True,
         )  # fmt: skip
         link.wait(pool)
-        pool.experts_parts(*task, at(self.slot_ids), top_k, self.layer, at(self.parts), True)
+        pool.experts_parts(*task, at(out.slot_ids_TX), top_k, self.layer, at(self.parts), True)
         host.wait(pool)
         pool.combine(
             at(self.parts), tokens, top_k, hidden, at(self.ids), at(self.weights), at(self.y)
