@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from math import ceil
 from statistics import median
 
-from headrace.planning.placement import rule_named
 from headrace.planning.profile import Correction, ProfileRow
-from headrace.planning.split import GUARD, BranchTimes, branch_times, from_table, tabulate
+from headrace.planning.quotas import quota_table
+from headrace.planning.split import GUARD, BranchTimes, branch_times, from_table
 
-MOVED = 0.02  # a rate that moved less since the last table makes no new one
+TABLE = 64  # misses that are tabulated at most; beyond, the last share goes on
+MOVED = 0.04  # a rate that moved less since the last table makes no new one
 UNSEEN_STEPS = 24  # at least so many before a branch is tried again
-TRIED_LAYERS = 9  # timed before the trial ends: a whole window of the correction
+WINDOW = 21  # timed layers whose median is believed
+TRIED_LAYERS = 15  # timed before a trial ends: most of the window
 KEPT = 256  # layers whose times are kept for the report
 
 
@@ -71,13 +73,13 @@ class AdaptiveQuota:
     """
 
     def __init__(self, row: ProfileRow, row_bytes: int, fill: str | float, most: int) -> None:
-        self._correction = Correction(row)
+        self._correction = Correction(row, window=WINDOW)
         self._tabulated = row
         self._row_bytes = row_bytes
         self._fill = fill
-        self._most = most
+        self._most = min(most, TABLE)
         self._fixed = isinstance(fill, float) or fill in ("all", "none")
-        self._rule = tabulate(rule_named(fill, row, row_bytes), most)
+        self._rule = quota_table(fill, row, row_bytes, self._most)
         self._table = self._rule
         self._link, self._host = _Branch(), _Branch()
         self._step: list[tuple[int, int, float, float]] = []  # layers of the step that runs
@@ -113,8 +115,7 @@ class AdaptiveQuota:
         self._trials(layers)
         if _moved(self._tabulated, self.row):
             self._tabulated = self.row
-            rule = rule_named(self._fill, self.row, self._row_bytes)
-            self._rule = tabulate(rule, self._most)
+            self._rule = quota_table(self._fill, self.row, self._row_bytes, self._most)
         table = self._tried(self._rule)
         if table == self._table:
             return None

@@ -16,16 +16,7 @@ from headrace.planning.emulation import guessed_rates, threads_of
 from headrace.planning.facts import ModelFacts
 from headrace.planning.machine import Machine
 from headrace.planning.profile import Found, ProfileRow, layer_kind, layer_kinds
-from headrace.planning.split import (
-    FillRule,
-    fill_all,
-    fill_none,
-    fraction,
-    guarded,
-    investing,
-    paper,
-    tabulate,
-)
+from headrace.planning.quotas import quota_table
 
 T = TypeVar("T")
 
@@ -112,21 +103,6 @@ def rates_of(config: EngineConfig, machine: Machine, facts: ModelFacts, found: F
     return Rates(dict.fromkeys(kinds, row), Choice("default", f"{guess}; {found.reason}"))
 
 
-def rule_named(fill: str | float, row: ProfileRow, row_bytes: int) -> FillRule:
-    """The fill rule of a setting. `auto` invests: a fill is credited with the hits it brings."""
-    if isinstance(fill, float):
-        return fraction(fill)
-    if fill == "all":
-        return fill_all
-    if fill == "none":
-        return fill_none
-    if fill == "paper":
-        return paper(row)
-    if fill == "balanced":
-        return guarded(row, row_bytes)
-    return investing(row, row_bytes)
-
-
 def quota_tables(
     fill: str | float, rows: Mapping[str, ProfileRow], facts: ModelFacts
 ) -> dict[str, tuple[int, ...]]:
@@ -134,7 +110,7 @@ def quota_tables(
     sizes = layer_kinds(facts)
     widest = max(facts.experts, default=0)
     most = min(widest, max(TABLE, 2 * max(facts.top_k, default=0)))
-    return {kind: tabulate(rule_named(fill, row, sizes[kind]), most) for kind, row in rows.items()}
+    return {kind: quota_table(fill, row, sizes[kind], most) for kind, row in rows.items()}
 
 
 def fills_of(tables: Mapping[str, tuple[int, ...]]) -> str:

@@ -1,0 +1,75 @@
+"""Tables of q[m] by rule, quickly enough to be made between two steps.
+
+A rule of `split.py` is the meaning; here the same numbers are found by looking at six splits of m
+misses instead of all of them, because the time of a split is convex in its fills.
+"""
+
+from __future__ import annotations
+
+from math import floor
+
+from headrace.planning.profile import ProfileRow
+from headrace.planning.split import (
+    GUARD,
+    RETURNS,
+    FillRule,
+    fill_all,
+    fill_none,
+    fraction,
+    guarded,
+    investing,
+    paper,
+    tabulate,
+)
+
+
+def rule_named(fill: str | float, row: ProfileRow, row_bytes: int) -> FillRule:
+    """The fill rule of a setting. `auto` invests: a fill is credited with the hits it brings."""
+    if isinstance(fill, float):
+        return fraction(fill)
+    if fill == "all":
+        return fill_all
+    if fill == "none":
+        return fill_none
+    if fill == "paper":
+        return paper(row)
+    if fill == "balanced":
+        return guarded(row, row_bytes)
+    return investing(row, row_bytes)
+
+
+def quota_table(fill: str | float, row: ProfileRow, row_bytes: int, most: int) -> tuple[int, ...]:
+    """`tabulate(rule_named(fill, row, row_bytes), most)`, in time that is linear in `most`."""
+    if fill not in ("auto", "balanced"):
+        return tabulate(rule_named(fill, row, row_bytes), most)
+    credit_s = RETURNS * row_bytes / row.host if fill == "auto" else 0.0
+    return tuple(
+        _cheapest(row, row_bytes, misses, credit_s, guard=fill == "balanced")
+        for misses in range(most + 1)
+    )
+
+
+def _cheapest(row: ProfileRow, row_bytes: int, misses: int, credit_s: float, *, guard: bool) -> int:
+    """Fills with the least cost, of equals the most."""
+    if misses == 0:
+        return 0
+    # As `branch_times` has it, without its checks: a table has hundreds of these.
+    none_s = row.handoff_s + misses * row_bytes / row.host
+    all_s = row.fill_s + misses * row_bytes / row.link
+    best, least = 0, none_s
+    if misses > 1:
+        # Both branches take as long at this many fills.
+        link, host = row_bytes / row.link_shared, row_bytes / row.host_shared
+        even = floor((row.handoff_s - row.fill_s + misses * host) / (link + host))
+        for q in sorted({1, even, even + 1, misses - 1}):
+            if 0 < q < misses:
+                fill_s = row.fill_s + q * row_bytes / row.link_shared
+                host_s = row.handoff_s + (misses - q) * row_bytes / row.host_shared
+                cost = max(fill_s, host_s) - q * credit_s
+                if cost <= least:
+                    best, least = q, cost
+    if all_s - misses * credit_s <= least:
+        best, least = misses, all_s - misses * credit_s
+    if guard and not least < min(all_s, none_s) * (1 - GUARD):
+        return misses if all_s <= none_s else 0
+    return best
