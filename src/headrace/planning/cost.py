@@ -12,7 +12,7 @@ from itertools import pairwise
 from math import comb
 from typing import Literal
 
-from headrace.planning.curves import MISSES, Curve
+from headrace.planning.curves import Curve, miss_curve
 from headrace.planning.facts import KvNeed, ModelFacts
 from headrace.planning.profile import ProfileRow, layer_kind
 from headrace.planning.split import branch_times, from_table
@@ -62,7 +62,7 @@ class Costs:
     speeds: Speeds
     element_bytes: int  # of keys and values
     seating: Seating | None = None
-    misses: Curve = MISSES
+    misses: Curve | None = None  # None = from the model's shape
 
     @property
     def share(self) -> float:
@@ -82,7 +82,9 @@ class Costs:
         # Nothing enters a cache that is never filled.
         if not any(any(table) for table in self.seating.quotas.values()):
             return 1.0
-        return self.misses.at(self.share)
+        if self.misses is not None:
+            return self.misses.at(self.share)
+        return miss_curve(sum(self.facts.top_k) / self.facts.rows).at(self.share)
 
     def decode(self, context: int, batch: int = 1) -> StepCost:
         """One token of each of `batch` sequences that are `context` tokens long."""

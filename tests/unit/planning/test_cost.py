@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.planning.cost import Costs, Seating, Speeds, distinct
-from headrace.planning.curves import MISSES, Curve
+from headrace.planning.curves import Curve
 from headrace.planning.facts import KvNeed, ModelFacts
 from headrace.planning.profile import ProfileRow, layer_kinds
 from headrace.planning.split import fill_none, investing, tabulate
@@ -169,7 +169,7 @@ def test_more_slots_and_less_context_are_never_slower(
 ) -> None:
     row = ProfileRow.subtracting(link, host)
     table = tabulate(investing(row, 100), 4)
-    costs = Costs(FACTS, SPEEDS, 2, Seating("hybrid", slots, 8, {KIND: row}, {KIND: table}), MISSES)
+    costs = Costs(FACTS, SPEEDS, 2, Seating("hybrid", slots, 8, {KIND: row}, {KIND: table}))
     more = replace(costs, seating=replace(costs.seating, slots=slots + 1))
     assert costs.decode(context).attention_s <= costs.decode(context + 1).attention_s
     if any(table):
