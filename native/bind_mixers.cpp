@@ -1,9 +1,5 @@
 // Python face of mixers.hpp. Addresses come as integers; every call releases the GIL.
-#include <nanobind/nanobind.h>
-
-#include <cstdint>
-#include <type_traits>
-
+#include "bind.hpp"
 #include "mixers.hpp"
 
 namespace nb = nanobind;
@@ -12,19 +8,6 @@ using namespace nb::literals;
 namespace {
 
 using headrace::Pool;
-using Address = std::uint64_t;
-using Released = nb::call_guard<nb::gil_scoped_release>;
-
-template <class T>
-T* at(Address address) {
-    return reinterpret_cast<T*>(address);
-}
-
-// Through the pool's tape: the record `c` holds addresses and numbers alone.
-template <class C>
-void make(Pool& pool, void (*op)(Pool&, const C&), std::type_identity_t<C> c) {
-    pool.make([=](Pool& p) { op(p, c); });
-}
 
 void add(Pool& pool, Address x, Address y, std::int64_t count) {
     make(pool, headrace::add, {at<float>(x), at<float>(y), count});
@@ -39,10 +22,11 @@ void rms_norm(Pool& pool, Address x, std::int64_t rows, std::int64_t width, std:
 }
 
 void gated_rms_norm(Pool& pool, Address x, Address gate, std::int64_t rows, std::int64_t width,
-                    Address weight, float eps, Address y) {
+                    Address weight, float eps, Address y, std::int64_t gate_group,
+                    std::int64_t gate_stride) {
     make(pool, headrace::rms_norm,
          {at<float>(x), at<float>(gate), rows, width, width, at<float>(weight), eps, false,
-          at<float>(y), width});
+          at<float>(y), width, 0, 0, gate_group, gate_stride});
 }
 
 void rope(Pool& pool, Address x, std::int64_t tokens, std::int64_t heads, std::int64_t token_stride,
@@ -104,7 +88,7 @@ void bind_mixers(nb::module_&, nb::class_<Pool>& pool) {
     pool.def("rms_norm", &rms_norm, "x"_a, "rows"_a, "width"_a, "x_stride"_a, "weight"_a, "eps"_a,
              "plus_one"_a, "y"_a, "y_stride"_a, "group"_a = 0, "group_stride"_a = 0, Released())
         .def("gated_rms_norm", &gated_rms_norm, "x"_a, "gate"_a, "rows"_a, "width"_a, "weight"_a,
-             "eps"_a, "y"_a, Released())
+             "eps"_a, "y"_a, "gate_group"_a = 0, "gate_stride"_a = 0, Released())
         .def("add", &add, "x"_a, "y"_a, "count"_a, Released())
         .def("rope", &rope, "x"_a, "tokens"_a, "heads"_a, "token_stride"_a, "head_dim"_a, "cos"_a,
              "sin"_a, "rotated"_a, "interleaved"_a, Released())

@@ -20,6 +20,7 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 void bind_mixers(nb::module_& m, nb::class_<headrace::Pool>& pool);
+void bind_gates(nb::class_<headrace::Pool>& pool);
 void bind_io(nb::module_& m);
 void bind_hetero(nb::module_& m, nb::class_<headrace::Pool>& pool);
 
@@ -166,6 +167,7 @@ NB_MODULE(_native, m) {
     m.def("measure_read_bandwidth", &headrace::measure_read_bandwidth, Released(), "pool"_a,
           "nbytes"_a, "seconds"_a);
     bind_mixers(m, pool);
+    bind_gates(pool);
     bind_io(m);
     bind_hetero(m, pool);
 }

@@ -34,9 +34,16 @@ struct RmsNorm {
     std::int64_t y_stride;
     std::int64_t group = 0;  // rows that lie x_stride apart, groups of them group_stride; 0: all do
     std::int64_t group_stride = 0;
+    std::int64_t gate_group = 0;  // dense rows of the gate, groups of them gate_stride apart
+    std::int64_t gate_stride = 0;
 
-    const float* row(std::int64_t i) const {
+    // Always inlined: a copy compiled for a newer instruction set must not be linked in for all.
+    [[gnu::always_inline]] const float* row(std::int64_t i) const {
         return group == 0 ? x + i * x_stride : x + i / group * group_stride + i % group * x_stride;
+    }
+    [[gnu::always_inline]] const float* gate_row(std::int64_t i) const {
+        if (gate_group == 0) return gate + i * width;
+        return gate + i / gate_group * gate_stride + i % gate_group * width;
     }
 };
 
@@ -90,7 +97,6 @@ struct Attention {
     int window;
     const float* sinks;
 
-    // Always inlined: a copy compiled for a newer instruction set must not be linked in for all.
     [[gnu::always_inline]] int group() const { return heads / kv_heads; }
     [[gnu::always_inline]] std::int64_t first_key(std::int64_t position) const {
         return window > 0 && position >= window ? position - window + 1 : 0;

@@ -41,6 +41,12 @@ using Activate = void (*)(int activation, float alpha, float limit, float* gate,
                           std::size_t n);
 
 struct MixerTable;  // in mixers.hpp
+struct Gate;        // in gates.hpp
+
+struct Top {
+    float value;
+    bool finite;  // all of them
+};
 
 struct KernelTable {
     const char* name;
@@ -50,6 +56,10 @@ struct KernelTable {
     void (*add_scaled)(float* y, const float* x, float scale, std::size_t n);  // y += scale * x
     void (*add)(float* y, const float* x, std::size_t n);                      // y += x
     void (*to_bf16)(std::uint16_t* y, const float* x, std::size_t n);
+    void (*gate)(const Gate& c, std::int64_t first, std::int64_t last);  // heads [first, last)
+    void (*clamp)(float* x, float limit, std::size_t n);                 // to [-limit, limit]
+    void (*widen[kFormats])(float* y, const std::byte* row, std::size_t n);
+    Top (*top_of)(const float* x, std::int64_t n);             // the largest, n >= 1
     float (*read)(const std::byte* from, std::size_t nbytes);  // only reads; the sum keeps it alive
     const MixerTable* mixers;
 };

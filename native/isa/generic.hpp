@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "gates.hpp"
 #include "mixers.hpp"
 #include "simd.hpp"
 #include "table.hpp"
@@ -11,5 +12,6 @@
 // The kernels need what is above, and the last one all the others.
 #include "kernels/dot.inl"
 #include "kernels/elementwise.inl"
+#include "kernels/gates.inl"
 #include "kernels/mixers.inl"
 #include "kernels/table.inl"

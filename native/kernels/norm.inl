@@ -38,13 +38,14 @@ inline F32 norm_weight(const RmsNorm& c, std::int64_t i, int n) {
 inline void rms_norm_rows(const RmsNorm& c, std::int64_t first, std::int64_t last) {
     for (std::int64_t row = first; row < last; ++row) {
         const float* x = c.row(row);
+        const float* gate = c.gate == nullptr ? nullptr : c.gate_row(row);
         float* y = c.y + row * c.y_stride;
         const float mean = sum_of_squares(x, c.width) / static_cast<float>(c.width);
         const F32 r = F32::set1(1.0f / std::sqrt(mean + c.eps));
         for (std::int64_t i = 0; i < c.width; i += F32::N) {
             const int n = c.width - i < F32::N ? static_cast<int>(c.width - i) : F32::N;
             F32 v = load_lanes(x + i, n) * r * norm_weight(c, i, n);
-            if (c.gate != nullptr) v = v * silu(load_lanes(c.gate + row * c.width + i, n));
+            if (gate != nullptr) v = v * silu(load_lanes(gate + i, n));
             store_lanes(v, y + i, n);
         }
     }

@@ -13,6 +13,12 @@ inline KernelTable generic_table(const char* name) {
     t.add_scaled = add_scaled;
     t.add = add;
     t.to_bf16 = to_bf16;
+    t.gate = gate_heads;
+    t.clamp = clamp_row;
+    t.widen[kF32] = widen_row<FloatRows>;
+    t.widen[kBF16] = widen_row<Bf16Rows>;
+    t.widen[kF16] = widen_row<F16Rows>;
+    t.top_of = top_of;
     t.read = read_all;
     t.mixers = mixer_table();
     return t;

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "../entry.hpp"
+#include "../gates.hpp"
 #include "../mixers.hpp"
 
 namespace {
@@ -64,6 +66,55 @@ void norms(const Pools& pools) {
             same_bits(x, "rope", pools, [&](Pool& p, float* y) {
                 rope(p, {y, rows, 1, width, width, turn.data(), turn.data(), rotated, interleaved});
             });
+    }
+}
+
+void gates(const Pools& pools) {
+    const std::int64_t tokens = 300, heads = 3, width = 70, apart = 2 * width + 1;
+    const auto x = noise(static_cast<std::size_t>(tokens * heads * apart), 20.0f);
+    const auto dense = static_cast<std::size_t>(tokens * heads * width);
+    const std::vector<float> empty(dense, kNaN);
+    same_bits(empty, "gate", pools, [&](Pool& p, float* y) {
+        gate(p, {x.data(), x.data(), tokens, heads, width, heads * apart, apart, y});
+    });
+    const std::vector<double> rate(static_cast<std::size_t>(heads * width), -0.7);
+    same_bits(empty, "decay", pools, [&](Pool& p, float* y) {
+        decay(p, {x.data(), tokens, heads * width, heads * apart, rate.data(), x.data(), y});
+    });
+    same_bits(
+        std::vector<float>(x.begin(), x.begin() + static_cast<long>(dense)), "clamp", pools,
+        [&](Pool& p, float* y) { clamp(p, {y, tokens, heads * width - 3, heads * width, 2}); });
+}
+
+void entries(const Pools& pools) {
+    const std::int64_t rows = 40, width = 1001, tokens = 200;
+    const auto table = noise(static_cast<std::size_t>(rows * width));
+    std::vector<std::int64_t> ids;
+    for (std::int64_t t = 0; t < tokens; ++t) ids.push_back(t * 7 % rows);
+    for (const int format : {0, 1, 2}) {
+        const auto nbytes = static_cast<std::int64_t>(format_nbytes(format)) * width;
+        same_bits(
+            std::vector<float>(static_cast<std::size_t>(tokens * width), kNaN), "lookup", pools,
+            [&](Pool& p, float* y) {
+                // Zeros: random bits would hold NaNs in the 16-bit formats.
+                static const std::vector<std::byte> zeros(static_cast<std::size_t>(rows) * 4004);
+                lookup(p, {format == 0 ? reinterpret_cast<const std::byte*>(table.data())
+                                       : zeros.data(),
+                           format, rows, width, nbytes, ids.data(), tokens, y});
+            });
+    }
+    same_bits(std::vector<float>(static_cast<std::size_t>(tokens * 64), kNaN), "angles", pools,
+              [&](Pool& p, float* y) {
+                  angles(p, {ids.data(), tokens, table.data(), 32, 1.5f, y, y + tokens * 32});
+              });
+    for (const std::int64_t n : {std::int64_t{1}, width, rows * width}) {
+        std::vector<std::vector<std::int64_t>> found;
+        for (Pool* pool : pools) {
+            found.emplace_back(static_cast<std::size_t>(rows * width / n), -2);
+            best(*pool, {table.data(), rows * width / n, n, found.back().data()});
+            check(found.back() == found.front(), "best");
+            for (const std::int64_t at : found.back()) check(at >= 0 && at < n, "best in its row");
+        }
     }
 }
 
@@ -154,6 +205,8 @@ int main(int argc, char** argv) {
     Pool four(4, false, isa);
     const Pools pools = {&one, &four, &four};
     norms(pools);
+    gates(pools);
+    entries(pools);
     keys(pools);
     attends(pools, 3, 1, 24, 24, 0);
     attends(pools, 8, 2, 63, 40, 100);

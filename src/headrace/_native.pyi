@@ -199,9 +199,73 @@ class Pool:
         `group_stride`."""
 
     def gated_rms_norm(
-        self, x: int, gate: int, rows: int, width: int, weight: int, eps: float, y: int
+        self,
+        x: int,
+        gate: int,
+        rows: int,
+        width: int,
+        weight: int,
+        eps: float,
+        y: int,
+        gate_group: int = 0,
+        gate_stride: int = 0,
     ) -> None:
-        """y = rms(x) * weight * silu(gate): the output norm of gated DeltaNet, per value head."""
+        """y = rms(x) * weight * silu(gate): the output norm of gated DeltaNet, per value head.
+        With `gate_group`, so many rows of the gate lie side by side, and the groups `gate_stride`
+        floats apart."""
+
+    def gate(
+        self,
+        x: int,
+        gate: int,
+        tokens: int,
+        heads: int,
+        width: int,
+        token_stride: int,
+        head_stride: int,
+        y: int,
+    ) -> None:
+        """y = x * sigmoid(gate), x and y dense [tokens, heads, width]; strides, in floats, are the
+        gate's. x may be y; 0 = ones."""
+
+    def decay(
+        self, a: int, tokens: int, heads: int, token_stride: int, rate: int, bias: int, y: int
+    ) -> None:
+        """y = rate * softplus(a + bias), dense [tokens, heads]; rate is float64 [heads], bias
+        float32. Computed in float64, rounded once."""
+
+    def clamp(self, x: int, tokens: int, width: int, token_stride: int, limit: float) -> None:
+        """x into [-limit, limit], in place."""
+
+    def lookup(
+        self,
+        table: int,
+        format: int,
+        rows: int,
+        width: int,
+        row_stride_bytes: int,
+        ids: int,
+        count: int,
+        y: int,
+    ) -> None:
+        """y[i] = table[ids[i]] widened to float32; ids int64. ValueError for one that is no row."""
+
+    def angles(
+        self,
+        positions: int,
+        tokens: int,
+        frequencies: int,
+        pairs: int,
+        factor: float,
+        cos: int,
+        sin: int,
+    ) -> None:
+        """cos and sin, dense [tokens, pairs], of position * frequency (a float32), times `factor`;
+        positions int64, frequencies float32 [pairs]."""
+
+    def best(self, x: int, rows: int, width: int, ids: int) -> None:
+        """ids[i], int64: the first of the largest of row i, or -1 where the row is not finite
+        throughout."""
 
     def rope(
         self,

@@ -181,8 +181,8 @@ class Engine:
             for start in range(0, len(tokens), self._limits.step_tokens):
                 chunk = tuple(tokens[start : start + self._limits.step_tokens])
                 span = Span(_NOBODY, chunk, start, blocks, state, sample=False)
-                rows = self._runner.run(Step((span,)), every=True)
-                logits[start : start + len(chunk)] = rows.numpy()
+                rows = self._runner.run(Step((span,)), every=True).rows
+                logits[start : start + len(chunk)] = rows
         return logits
 
     def status(self) -> dict[str, Any]:
@@ -220,7 +220,7 @@ class Engine:
         try:
             logits = self._runner.run(step)
             drawers = [self._drawers[span.request] for span in step.spans if span.sample]
-            draws: list[Draw] = sample(logits.numpy(), drawers) if drawers else []
+            draws: list[Draw] = sample(logits.rows, drawers, logits.best) if drawers else []
         except Exception as error:  # any failure ends the requests of this step, not the engine
             log.exception("a step of %d tokens failed", step.tokens)
             return self._scheduler.fail((span.request for span in step.spans), _typed(error))

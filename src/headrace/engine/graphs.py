@@ -8,12 +8,13 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from torch import Tensor
+import torch
 
 from headrace.device.cpu import CpuDevice
-from headrace.device.tape import CpuGraph, addresses
+from headrace.device.tape import CpuGraph
+from headrace.engine.logits import Logits
 from headrace.models.state import Batch, Experts, State
-from headrace.models.transformer import Entry, Transformer
+from headrace.models.transformer import Transformer
 
 log = logging.getLogger(__name__)
 
@@ -24,12 +25,11 @@ MOST_SEQUENCES = 4
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A graph, where it reads its inputs and where its logits are."""
+    """A graph, the batch whose buffers it reads and the logits it writes."""
 
     graph: CpuGraph
-    entry: Entry
-    inputs: tuple[int, ...]
-    logits_ND: Tensor
+    batch: Batch
+    logits: Logits
 
 
 class Graphs:
@@ -45,40 +45,33 @@ class Graphs:
         """The numbers of sequences for which a step is captured."""
         return sorted(self._captured)
 
-    def forward(self, batch: Batch, state: State) -> Tensor:
-        """Logits, which hold until the next call."""
+    def forward(self, batch: Batch, state: State) -> Logits:
+        """Logits, which hold until the next call. A step is known again by its very batch."""
+        known = self._captured.get(batch.spans.sequences)
+        if known is not None and known.batch is batch:
+            known.graph.replay()
+            return known.logits
         n = int(batch.tokens_T.shape[0])
         decode = n == batch.spans.sequences == batch.rows_N.shape[0]
-        if not decode or n > MOST_SEQUENCES or self._refused:
-            return self._transformer.forward(batch, state, self._experts)
-        entry = self._transformer.enter(batch)
-        known = self._captured.get(n)
-        if known is None or known.inputs != _inputs(batch):
-            return self._capture(n, entry, batch, state)
-        known.entry.x_TD.copy_(entry.x_TD)
-        for rope, (cos, sin) in known.entry.angles.items():
-            cos.copy_(entry.angles[rope][0])
-            sin.copy_(entry.angles[rope][1])
-        known.graph.replay()
-        return known.logits_ND
+        with torch.inference_mode():
+            if not decode or n > MOST_SEQUENCES or self._refused:
+                return self._compute(batch, state)
+            return self._capture(n, batch, state)
 
-    def _capture(self, n: int, entry: Entry, batch: Batch, state: State) -> Tensor:
+    def _compute(self, batch: Batch, state: State) -> Logits:
+        logits_NV = self._transformer.forward(batch, state, self._experts)
+        return Logits(logits_NV, self._transformer.best(logits_NV))
+
+    def _capture(self, n: int, batch: Batch, state: State) -> Logits:
+        self._transformer.prepare(n)
         graph = self._device.graph()
         with graph.recording():
-            self._transformer.run_layers(entry, batch.spans, state, self._experts)
-            logits_ND = self._transformer.logits(entry.x_TD)
+            logits_NV = self._transformer.forward(batch, state, self._experts)
+            best_N = self._transformer.best(logits_NV)
+        logits = Logits(logits_NV, best_N)
         if graph.foreign:
             self._refused = graph.foreign
             log.info("decode steps of this model are not captured: %s", graph.foreign)
         else:
-            self._captured[n] = Captured(graph, entry, _inputs(batch), logits_ND)
-        return logits_ND
-
-
-def _inputs(batch: Batch) -> tuple[int, ...]:
-    spans = batch.spans
-    return (
-        *addresses(spans.offsets_S1, spans.contexts_S, spans.blocks_SB, spans.kv_slots_T),
-        *addresses(spans.states_S),
-        int(spans.blocks_SB.shape[1]),
-    )
+            self._captured[n] = Captured(graph, batch, logits)
+        return logits

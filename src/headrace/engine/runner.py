@@ -12,13 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace.engine.logits import Logits
 from headrace.engine.pools import clear_states
 from headrace.engine.request import RequestId
 from headrace.engine.step import Span, Step
 from headrace.models.state import Batch, State
 from headrace.ops.spans import Spans
 
-Forward = Callable[[Batch, State], Tensor]
+Forward = Callable[[Batch, State], Logits]
 
 
 class Runner:
@@ -47,15 +48,16 @@ class Runner:
         self._decode: dict[int, Batch] = {}  # by sequences
         self._rows: dict[RequestId, tuple[tuple[int, ...], NDArray[np.int32]]] = {}
 
-    def run(self, step: Step, *, every: bool = False) -> Tensor:
-        """Logits, float32 [N, vocab]: of each span's last token where it has `sample`, in order.
+    def run(self, step: Step, *, every: bool = False) -> Logits:
+        """Of each span's last token where it has `sample`, in order; they hold until the next call.
 
         With `every`, of each token of the step.
         """
         batch = self._batch(step, every=every)
-        with torch.inference_mode():
-            clear_states(self._state, (s.state for s in step.spans if s.start == 0 <= s.state))
-            return self._forward(batch, self._state).float()
+        begun = [s.state for s in step.spans if s.start == 0 <= s.state]
+        if begun:
+            clear_states(self._state, begun)
+        return self._forward(batch, self._state)
 
     def _batch(self, step: Step, *, every: bool) -> Batch:
         spans = step.spans

@@ -142,16 +142,17 @@ class _Seen:
         self._counts[i] += 1
 
 
-def sample(logits_NV: Floats, drawers: Sequence[Drawer]) -> list[Draw]:
-    """One draw per row, which is overwritten. A bad row (grammar, not finite) fails alone."""
-    if all(d.plain for d in drawers):
-        best = logits_NV.argmax(axis=1)
-        finite = np.isfinite(logits_NV[np.arange(len(drawers)), best])
-        if finite.all():
-            draws = [Draw(int(token)) for token in best]
-            for drawer, draw in zip(drawers, draws, strict=True):
-                drawer.took(draw.token)
-            return draws
+def sample(
+    logits_NV: Floats, drawers: Sequence[Drawer], best: Sequence[int] | None = None
+) -> list[Draw]:
+    """One draw per row, which is overwritten. A bad row (grammar, not finite) fails alone.
+
+    `best`: each row's largest, the first of equal ones, or -1 for a row that is not finite.
+    """
+    if best is not None and min(best) >= 0 and all(d.plain for d in drawers):
+        for drawer, token in zip(drawers, best, strict=True):
+            drawer.took(token)
+        return [Draw(token) for token in best]
     return [_guarded(d, row) for d, row in zip(drawers, logits_NV, strict=True)]
 
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from headrace.models.spec import Attention, ModelSpec, QkNorm
 from headrace.models.state import KvPool
 from headrace.models.tensors import Scope
-from headrace.ops.activation.reference import sigmoid
 from headrace.ops.spans import Spans
 from headrace.ops.table import Ops
 
@@ -45,7 +44,7 @@ class AttentionBlock:
             q, k = self._norm(q, self._q_norm), self._norm(k, self._k_norm)
         if spec.clip is not None:
             for part in (q, k, v):
-                part.clamp_(-spec.clip, spec.clip)
+                ops.clamp(part, spec.clip)
         if angles is not None:
             ops.rope(q, *angles)
             ops.rope(k, *angles)
@@ -62,7 +61,7 @@ class AttentionBlock:
         )
         if spec.gate:
             gate = y_TN.as_strided((tokens, heads, width), (channels, step, 1), width)
-            out_THV = out_THV * sigmoid(gate)
+            ops.gate(out_THV, gate)
         return ops.linear(out_THV.view(tokens, heads * spec.value_dim), self._out)
 
     def _norm(self, x_THD: Tensor, weight: Tensor) -> Tensor:

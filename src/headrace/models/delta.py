@@ -12,7 +12,7 @@ from torch import Tensor
 from headrace.models.spec import DeltaRule, ModelSpec
 from headrace.models.state import RecurrentPool
 from headrace.models.tensors import Scope
-from headrace.ops.activation.reference import decay, decay_rate, sigmoid
+from headrace.ops.activation.reference import decay_rate
 from headrace.ops.spans import Spans
 from headrace.ops.table import Ops
 
@@ -45,13 +45,13 @@ class DeltaBlock:
             q,
             k,
             v,
-            decay(a_TH, self._rate, self._dt_bias),
-            sigmoid(b_TH),
+            ops.decay(a_TH, self._rate, self._dt_bias),
+            ops.sigmoid(b_TH),
             pool.matrix,
             spans,
             normalize=True,
             scale=keys**-0.5,
         )
-        gate = z.reshape(tokens, heads, values)
+        gate = z.as_strided((tokens, heads, values), (y_TN.stride(0), values, 1))
         out_THV = ops.gated_rms_norm(out_THV, gate, self._norm, self._eps)
         return ops.linear(out_THV.view(tokens, heads * values), self._out)

@@ -8,7 +8,6 @@ from headrace.models.dense import OneExpert
 from headrace.models.spec import Moe
 from headrace.models.state import Experts
 from headrace.models.tensors import Scope
-from headrace.ops.activation.reference import sigmoid
 from headrace.ops.table import Ops, Routing
 
 
@@ -31,7 +30,7 @@ class MoeBlock:
             return y_TD
         chosen = self._everyone(x_TD.shape[0])
         if self._gate is not None:
-            weight_T1 = sigmoid(self._ops.linear(x_TD, self._gate))
+            weight_T1 = self._ops.sigmoid(self._ops.linear(x_TD, self._gate))
             chosen = Routing(chosen.ids_TX, weight_T1)
         self._ops.add(y_TD, self._ops.experts(x_TD, chosen, self._shared))
         return y_TD

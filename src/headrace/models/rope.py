@@ -1,7 +1,4 @@
-"""Tables of cos and sin for rotary embeddings, made in blocks as contexts grow.
-
-A position's row is computed once and then only read, so that it is the same in every batch.
-"""
+"""How fast each pair of channels turns with the position, for every kind of rotary embedding."""
 
 from __future__ import annotations
 
@@ -11,8 +8,6 @@ import torch
 from torch import Tensor
 
 from headrace.models.spec import LinearScaling, Llama3Scaling, Rope, Yarn
-
-BLOCK = 4096  # positions
 
 
 def frequencies(rope: Rope) -> Tensor:
@@ -51,26 +46,6 @@ def _yarn(plain: Tensor, rope: Rope, s: Yarn) -> Tensor:
     return plain / s.factor * ramp + plain * (1 - ramp)
 
 
-class RopeTable:
-    """cos and sin of one rope."""
-
-    def __init__(self, rope: Rope) -> None:
-        self._frequencies = frequencies(rope)
-        self._factor = rope.scaling.attention_factor if isinstance(rope.scaling, Yarn) else 1.0
-        empty = torch.empty(0, rope.rotated // 2)
-        self._cos, self._sin = empty, empty
-
-    def rows(self, positions_T: Tensor, highest: int) -> tuple[Tensor, Tensor]:
-        """(cos, sin), each float32 [T, rotated / 2]; `highest` is the greatest position among
-        them.
-        """
-        while highest >= self._cos.shape[0]:
-            self._grow()
-        return self._cos.index_select(0, positions_T), self._sin.index_select(0, positions_T)
-
-    def _grow(self) -> None:
-        start = self._cos.shape[0]
-        positions = torch.arange(start, start + BLOCK, dtype=torch.float32)
-        angles = positions[:, None] * self._frequencies
-        self._cos = torch.cat([self._cos, angles.cos() * self._factor])
-        self._sin = torch.cat([self._sin, angles.sin() * self._factor])
+def angle_factor(rope: Rope) -> float:
+    """What cos and sin are multiplied by."""
+    return rope.scaling.attention_factor if isinstance(rope.scaling, Yarn) else 1.0

@@ -13,7 +13,7 @@ from headrace.models.attention import Angles, AttentionBlock
 from headrace.models.delta import DeltaBlock
 from headrace.models.dense import DenseBlock, OneExpert
 from headrace.models.moe import MoeBlock
-from headrace.models.rope import RopeTable
+from headrace.models.rope import angle_factor, frequencies
 from headrace.models.spec import Attention, Dense, ModelSpec, Rope
 from headrace.models.state import Batch, Experts, KvPool, LayerState, RecurrentPool, State
 from headrace.models.tensors import Scope
@@ -32,14 +32,6 @@ class Layer:
     rope: Rope | None
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """What the layers start from. x_TD: the residual stream, updated in place."""
-
-    x_TD: Tensor
-    angles: dict[Rope, Angles]
-
-
 class Transformer:
     """A model of any family. Routed experts are not in here: `forward` is told who runs them."""
 
@@ -52,41 +44,36 @@ class Transformer:
         self._everyone = OneExpert()
         count = len(spec.layers)
         self._layers = [_layer(i, spec, tensors, ops, self._everyone) for i in range(count)]
-        self._tables = {layer.rope: RopeTable(layer.rope) for layer in self._layers if layer.rope}
+        ropes = {layer.rope for layer in self._layers if layer.rope}
+        self._turns = {rope: (frequencies(rope), angle_factor(rope)) for rope in ropes}
 
     def forward(self, batch: Batch, state: State, experts: Experts) -> Tensor:
         """Logits of the tokens `batch.rows_N`, float32 [N, V]. Reads and updates `state`, one entry
         a layer.
         """
-        entry = self.enter(batch)
-        self.run_layers(entry, batch.spans, state, experts)
-        if batch.rows_N.shape[0] == 0:  # a chunk of a prompt that goes on
-            return entry.x_TD.new_empty(0, self.spec.vocab)
-        return self.logits(entry.x_TD.index_select(0, batch.rows_N))
-
-    def enter(self, batch: Batch) -> Entry:
-        """Looks up what the layers start from: embeddings, and cos and sin of each position."""
-        highest = int(batch.positions_T.max())
-        self._everyone(int(batch.tokens_T.shape[0]))  # made here, so that no capture has to
-        return Entry(
-            self._embed_VD.index_select(0, batch.tokens_T).float(),
-            {rope: table.rows(batch.positions_T, highest) for rope, table in self._tables.items()},
-        )
-
-    def run_layers(self, entry: Entry, spans: Spans, state: State, experts: Experts) -> None:
-        """All layers, in place on `entry.x_TD`."""
-        x_TD, add = entry.x_TD, self._ops.add
+        ops = self._ops
+        self.prepare(int(batch.tokens_T.shape[0]))
+        x_TD = ops.lookup(self._embed_VD, batch.tokens_T)
+        angles = {rope: ops.angles(batch.positions_T, *turn) for rope, turn in self._turns.items()}
         for layer, own in zip(self._layers, state, strict=True):
-            angles = None if layer.rope is None else entry.angles[layer.rope]
+            turned = None if layer.rope is None else angles[layer.rope]
             normed = self._norm(x_TD, layer.mixer_norm_D)
-            add(x_TD, self._mix(layer, normed, spans, own, angles))
+            ops.add(x_TD, self._mix(layer, normed, batch.spans, own, turned))
             normed = self._norm(x_TD, layer.ffn_norm_D)
             ffn = layer.ffn
-            add(x_TD, ffn(normed) if isinstance(ffn, DenseBlock) else ffn(normed, experts))
+            ops.add(x_TD, ffn(normed) if isinstance(ffn, DenseBlock) else ffn(normed, experts))
+        if batch.rows_N.shape[0] == 0:  # a chunk of a prompt that goes on
+            return x_TD.new_empty(0, self.spec.vocab)
+        x_ND = self._norm(ops.lookup(x_TD, batch.rows_N), self._norm_D)
+        return ops.linear(x_ND, self._head)
 
-    def logits(self, x_ND: Tensor) -> Tensor:
-        """The last norm and the output head, [N, V]."""
-        return self._ops.linear(self._norm(x_ND, self._norm_D), self._head)
+    def best(self, logits_NV: Tensor) -> Tensor:
+        """The best token of each row, int64 [N]; -1 where the row is not finite throughout."""
+        return self._ops.best(logits_NV)
+
+    def prepare(self, tokens: int) -> None:
+        """Makes what steps of so many tokens share, so that no capture has to."""
+        self._everyone(tokens)
 
     def _mix(
         self, layer: Layer, x_TD: Tensor, spans: Spans, own: LayerState, angles: Angles | None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from headrace._native import Pool
+from headrace.ops.activation.native import NativeClamp, NativeDecay, NativeGate
 from headrace.ops.attention.native import NativeAttention
 from headrace.ops.conv.native import NativeConv
 from headrace.ops.delta.native import NativeDelta
+from headrace.ops.entry.native import NativeAngles, NativeBest, NativeLookup
 from headrace.ops.experts.native import NativeCombine, NativeExperts, NativeExpertsParts
 from headrace.ops.kv.native import NativeStoreKv
 from headrace.ops.linear.native import NativeLinear
@@ -19,11 +21,19 @@ from headrace.ops.table import Ops
 
 def native_ops(pool: Pool, *, exact: bool) -> Ops:
     """`exact`: activations are never rounded to bfloat16. The pool must outlive the table."""
+    gate = NativeGate(pool)
     return Ops(
         linear=NativeLinear(pool, exact=exact),
         add=NativeAdd(pool),
         rms_norm=NativeRmsNorm(pool),
         gated_rms_norm=NativeGatedRmsNorm(pool),
+        gate=gate,
+        sigmoid=gate.sigmoid,
+        decay=NativeDecay(pool),
+        clamp=NativeClamp(pool),
+        lookup=NativeLookup(pool),
+        angles=NativeAngles(pool),
+        best=NativeBest(pool),
         rope=NativeRope(pool),
         store_kv=NativeStoreKv(pool),
         attention=NativeAttention(pool),

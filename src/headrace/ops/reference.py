@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from headrace.ops.activation.reference import clamp, decay, gate, sigmoid
 from headrace.ops.attention.reference import attention
 from headrace.ops.conv.reference import conv
 from headrace.ops.delta.reference import delta
+from headrace.ops.entry.reference import angles, best, lookup
 from headrace.ops.experts.reference import combine, experts, experts_parts
 from headrace.ops.kv.reference import store_kv
 from headrace.ops.linear.reference import linear
@@ -23,6 +25,13 @@ def reference_ops() -> Ops:
         add=add,
         rms_norm=rms_norm,
         gated_rms_norm=gated_rms_norm,
+        gate=gate,
+        sigmoid=sigmoid,
+        decay=decay,
+        clamp=clamp,
+        lookup=lookup,
+        angles=angles,
+        best=best,
         rope=rope,
         store_kv=store_kv,
         attention=attention,

@@ -159,6 +159,52 @@ class GatedRmsNormOp(Protocol):
         ...
 
 
+class GateOp(Protocol):
+    def __call__(self, x: Tensor, gate: Tensor) -> None:
+        """x *= sigmoid(gate), in place; x is dense [T, H, D], gate may be strided by T and H."""
+        ...
+
+
+class SigmoidOp(Protocol):
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, H], rows may be strided; dense."""
+        ...
+
+
+class DecayOp(Protocol):
+    def __call__(self, a_TH: Tensor, rate_H: Tensor, dt_bias_H: Tensor) -> Tensor:
+        """rate * softplus(a + dt_bias), [T, H] dense; rate is float64, rows may be strided."""
+        ...
+
+
+class ClampOp(Protocol):
+    def __call__(self, x: Tensor, limit: float) -> None:
+        """Into [-limit, limit], in place; [T, H, D], may be strided by T and H."""
+        ...
+
+
+class LookupOp(Protocol):
+    def __call__(self, table_VD: Tensor, ids_N: Tensor) -> Tensor:
+        """Rows of a table of any float format, as float32 [N, D]; ids are int64."""
+        ...
+
+
+class AnglesOp(Protocol):
+    def __call__(
+        self, positions_T: Tensor, frequencies_R: Tensor, factor: float
+    ) -> tuple[Tensor, Tensor]:
+        """cos and sin of position * frequency, times `factor`, each [T, R]; positions int64."""
+        ...
+
+
+class BestOp(Protocol):
+    def __call__(self, x_NV: Tensor) -> Tensor:
+        """Index of each row's largest, the first of equal ones, int64 [N]; -1 where an element of
+        the row is not finite.
+        """
+        ...
+
+
 class RopeOp(Protocol):
     def __call__(
         self, x_THD: Tensor, cos_TR: Tensor, sin_TR: Tensor, *, interleaved: bool = False
@@ -277,6 +323,13 @@ class Ops:
     add: AddOp
     rms_norm: RmsNormOp
     gated_rms_norm: GatedRmsNormOp
+    gate: GateOp
+    sigmoid: SigmoidOp
+    decay: DecayOp
+    clamp: ClampOp
+    lookup: LookupOp
+    angles: AnglesOp
+    best: BestOp
     rope: RopeOp
     store_kv: StoreKvOp
     attention: AttentionOp

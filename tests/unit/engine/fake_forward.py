@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from headrace.engine.engine import Engine
+from headrace.engine.logits import Logits
 from headrace.engine.opening import limits_of
 from headrace.engine.request import Request, Sampling
 from headrace.engine.runner import Runner
@@ -62,7 +63,7 @@ class FakeModel:
         self.fail_always = False
         self.batches: list[tuple[int, int]] = []  # tokens, sequences
 
-    def forward(self, batch: Batch, state: Sequence[LayerState]) -> torch.Tensor:
+    def forward(self, batch: Batch, state: Sequence[LayerState]) -> Logits:
         spans = batch.spans
         self.batches.append((len(batch.tokens_T), spans.sequences))
         hurts = self.fail_when is not None and self.fail_when in batch.tokens_T.tolist()
@@ -87,7 +88,8 @@ class FakeModel:
                     history = [int(v) for v in kv.keys[slots, 0, 0]]  # int(NaN) raises
                     rows[t] = logits_after(history, h)
         picked = [rows[t] for t in batch.rows_N.tolist()]
-        return torch.from_numpy(np.array(picked, dtype=np.float32).reshape(len(picked), VOCAB))
+        rows_NV = np.array(picked, dtype=np.float32).reshape(len(picked), VOCAB)
+        return Logits(torch.from_numpy(rows_NV), torch.from_numpy(rows_NV.argmax(axis=1)))
 
     def _recur(self, state: Sequence[LayerState], slot: int, token: int) -> int:
         if len(state) < 2:

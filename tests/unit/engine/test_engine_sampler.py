@@ -260,7 +260,7 @@ def test_bad_rows_fail_alone() -> None:
     assert [type(d.error) for d in draws] == [type(None), DeviceError, DeviceError, RequestError]
 
 
-def test_plain_greedy_rows_share_one_pass_with_the_same_result() -> None:
+def test_the_best_tokens_are_taken_where_nothing_else_is_asked_for() -> None:
     rows = np.stack([row(i) for i in range(5)])
     mixed = [drawer(temperature=0, min_tokens=1) for _ in range(5)]
     plain = [drawer(temperature=0) for _ in range(5)]
@@ -268,8 +268,10 @@ def test_plain_greedy_rows_share_one_pass_with_the_same_result() -> None:
     assert all(d.plain for d in plain)
     assert not any(d.plain for d in mixed)
     expected = [int(r.argmax()) for r in rows]
+    assert [d.token for d in sample(rows.copy(), plain, [4, 3, 2, 1, 0])] == [4, 3, 2, 1, 0]
+    assert [d.token for d in sample(rows.copy(), plain, [4, 3, -1, 1, 0])] == expected
     assert [d.token for d in sample(rows.copy(), plain)] == expected
-    assert [d.token for d in sample(rows.copy(), mixed)] == expected
+    assert [d.token for d in sample(rows.copy(), mixed, [4, 3, 2, 1, 0])] == expected
     assert all(d.plain for d in mixed)  # one token was enough
 
 

@@ -1,8 +1,4 @@
-"""Elementwise gates, in plain PyTorch on every device.
-
-Transcendental functions run in float64 and round once: vector and scalar code then agree to the
-bit, so a token's result does not depend on how many others share its step.
-"""
+"""Elementwise gates and limits in plain PyTorch: the meaning of the ops. Float64, rounded once."""
 
 from __future__ import annotations
 
@@ -13,6 +9,16 @@ from torch import Tensor
 def sigmoid(x: Tensor) -> Tensor:
     """float32 in, float32 out."""
     return torch.sigmoid(x.double()).float()
+
+
+def gate(x: Tensor, gate: Tensor) -> None:
+    """x *= sigmoid(gate), in place."""
+    x *= sigmoid(gate)
+
+
+def clamp(x: Tensor, limit: float) -> None:
+    """Into [-limit, limit], in place."""
+    x.clamp_(-limit, limit)
 
 
 def decay_rate(a_log_H: Tensor) -> Tensor:

@@ -40,15 +40,26 @@ class NativeRmsNorm:
 
 
 class NativeGatedRmsNorm:
-    """rms(x) * weight * silu(gate)."""
+    """rms(x) * weight * silu(gate); the tokens of a gate [T, H, D] may lie apart."""
 
     def __init__(self, pool: Pool) -> None:
         self._run = pool.gated_rms_norm
 
     def __call__(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-        x, gate = x.contiguous(), gate.contiguous()
+        x = x.contiguous()
         y = torch.empty_like(x)
         width = x.shape[-1]
-        rows = x.numel() // width
-        self._run(x.data_ptr(), gate.data_ptr(), rows, width, weight.data_ptr(), eps, y.data_ptr())
+        apart = gate.dim() == 3 and gate.stride()[1:] == (width, 1)
+        gate = gate if apart else gate.contiguous()
+        self._run(
+            x.data_ptr(),
+            gate.data_ptr(),
+            x.numel() // width,
+            width,
+            weight.data_ptr(),
+            eps,
+            y.data_ptr(),
+            gate.shape[1] if apart else 0,
+            gate.stride(0) if apart else 0,
+        )
         return y

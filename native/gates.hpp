@@ -1,0 +1,49 @@
+// Elementwise gates around the mixers.
+//
+// Invariant: an element's bits depend on its own inputs only. Strides are in floats.
+#pragma once
+
+#include <cstdint>
+
+#include "pool.hpp"
+
+namespace headrace {
+
+// y = x * sigmoid(gate); x and y are dense [tokens, heads, width].
+struct Gate {
+    const float* x;  // nullptr: ones; may be y
+    const float* gate;
+    std::int64_t tokens;
+    std::int64_t heads;
+    std::int64_t width;
+    std::int64_t token_stride;  // of gate
+    std::int64_t head_stride;
+    float* y;
+};
+
+// y = rate * softplus(a + bias), dense [tokens, heads]: the log decay of gated DeltaNet. In
+// float64, rounded once: its exponential multiplies the state at every token.
+struct Decay {
+    const float* a;
+    std::int64_t tokens;
+    std::int64_t heads;
+    std::int64_t token_stride;
+    const double* rate;
+    const float* bias;
+    float* y;
+};
+
+// x = min(max(x, -limit), limit) in place.
+struct Clamp {
+    float* x;
+    std::int64_t tokens;
+    std::int64_t width;
+    std::int64_t token_stride;
+    float limit;
+};
+
+void gate(Pool& pool, const Gate& c);
+void decay(Pool& pool, const Decay& c);
+void clamp(Pool& pool, const Clamp& c);
+
+}  // namespace headrace

@@ -1,0 +1,71 @@
+"""Gates and limits on the native pool."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headrace._native import Pool
+
+
+class NativeGate:
+    """x is dense; gate, [T, H, D] or [T, H], may be strided by token and by head."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._run = pool.gate
+
+    def __call__(self, x: Tensor, gate: Tensor) -> None:
+        assert x.is_contiguous()
+        assert x.shape == gate.shape
+        self._onto(x.data_ptr(), gate, x)
+
+    def sigmoid(self, x: Tensor) -> Tensor:
+        """Of [T, H, D] or [T, H], rows strided; dense."""
+        y = torch.empty(x.shape)
+        self._onto(0, x, y)
+        return y
+
+    def _onto(self, x: int, gate: Tensor, y: Tensor) -> None:
+        assert gate.stride(-1) == 1 or gate.shape[-1] == 1
+        tokens, width = gate.shape[0], gate.shape[-1]
+        heads, apart = (gate.shape[1], gate.stride(1)) if gate.dim() == 3 else (1, 0)
+        self._run(x, gate.data_ptr(), tokens, heads, width, gate.stride(0), apart, y.data_ptr())
+
+
+class NativeDecay:
+    """Rows of `a` may be strided."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._run = pool.decay
+
+    def __call__(self, a_TH: Tensor, rate_H: Tensor, dt_bias_H: Tensor) -> Tensor:
+        assert rate_H.dtype == torch.float64
+        assert a_TH.stride(1) == 1
+        tokens, heads = a_TH.shape
+        y_TH = torch.empty(tokens, heads)
+        self._run(
+            a_TH.data_ptr(),
+            tokens,
+            heads,
+            a_TH.stride(0),
+            rate_H.data_ptr(),
+            dt_bias_H.data_ptr(),
+            y_TH.data_ptr(),
+        )
+        return y_TH
+
+
+class NativeClamp:
+    """In place; the heads of a token lie side by side."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._run = pool.clamp
+
+    def __call__(self, x: Tensor, limit: float) -> None:
+        tokens, heads, width = x.shape
+        apart, head, _ = x.stride()
+        if head == width:
+            self._run(x.data_ptr(), tokens, heads * width, apart, limit)
+            return
+        for h in range(heads):  # a gated query: the gate lies between its heads
+            self._run(x.data_ptr() + 4 * h * head, tokens, width, apart, limit)

@@ -1,0 +1,1 @@
+"""How a step begins and ends: rows of tables, angles of positions, the best token."""
