@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import expert_caches
 import pytest
 import torch
+from op_cases import FORMATS, SMALL, Case, Results
 from random_tensors import Random
 from torch import Tensor
 
@@ -33,10 +34,6 @@ from headrace.ops.table import (
     Routing,
     Score,
 )
-
-Results = tuple[Tensor, ...]
-Case = Callable[[Ops], Results]
-FORMATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def linear(r: Random) -> Iterator[Case]:
@@ -79,63 +76,6 @@ def gated_rms_norm(r: Random) -> Iterator[Case]:
         x, weight = r.normal(*shape), r.normal(shape[-1])
         for gate in (r.normal(*shape), r.strided(*shape)):
             yield lambda ops, a=(x, gate, weight): (ops.gated_rms_norm(*a, 1e-3),)
-
-
-def gate(r: Random) -> Iterator[Case]:
-    for tokens, heads, width in ((1, 1, 7), (5, 3, 24), (40, 6, 33)):
-        x, opening = r.normal(tokens, heads, width), 8 * r.strided(tokens, 2 * heads, width)
-        for g in (opening[:, :heads], opening[:, ::2]):
-            yield lambda ops, y=x, g=g: (y := y.clone(), ops.gate(y, g))[:1]
-
-
-def sigmoid(r: Random) -> Iterator[Case]:
-    for tokens, heads in ((1, 1), (3, 7), (40, 33)):
-        x = 20 * r.strided(tokens, 1, heads)[:, 0]
-        yield lambda ops, x=x: (ops.sigmoid(x),)
-
-
-def decay(r: Random) -> Iterator[Case]:
-    for tokens, heads in ((1, 3), (40, 33)):
-        x = 20 * r.strided(tokens, 1, heads)[:, 0]
-        a = (x, -(r.normal(heads) * 3).double().exp(), r.normal(heads))
-        yield lambda ops, a=a: (ops.decay(*a),)
-
-
-def clamp(r: Random) -> Iterator[Case]:
-    for tokens, heads, width in ((1, 1, 7), (5, 3, 24)):
-        x = r.strided(tokens, 2 * heads, width)
-        for apart in (1, 2):
-
-            def case(ops: Ops, x: Tensor = x, apart: int = apart) -> Results:
-                rows = x.as_strided((x.shape[0], x.stride(0)), (x.stride(0), 1), 0).clone()
-                ops.clamp(rows.as_strided(x.shape, x.stride(), 5)[:, ::apart], 0.6)
-                return (rows,)
-
-            yield case
-
-
-def lookup(r: Random) -> Iterator[Case]:
-    for dtype in FORMATS:
-        for rows, width in ((3, 7), (50, 100)):
-            table, ids = r.normal(rows, width + 3, dtype=dtype)[:, :width], r.ids(rows, 40)
-            yield lambda ops, a=(table, ids): (ops.lookup(*a),)
-
-
-def angles(r: Random) -> Iterator[Case]:
-    for tokens, pairs in ((1, 3), (70, 32)):
-        positions, frequencies = r.ids(200_000, tokens), 10 ** -r.normal(pairs).abs()
-        yield lambda ops, a=(positions, frequencies, 1.3): ops.angles(*a)
-
-
-def best(r: Random) -> Iterator[Case]:
-    for rows, width in ((1, 1), (4, 33), (3, 40_000)):
-        x = r.normal(rows, width)
-        made = [x, x.round()]  # rounded: the largest stands in several places
-        for bad in (torch.nan, torch.inf, -torch.inf):
-            made.append(x.clone())
-            made[-1][rows // 2, width // 3] = bad
-        for each in made:
-            yield lambda ops, x=each: (ops.best(x),)
 
 
 def rope(r: Random) -> Iterator[Case]:
@@ -363,17 +303,11 @@ def _experts(
 OPS: dict[str, Callable[[Random], Iterator[Case]]] = {
     f.__name__: f
     for f in (
+        *SMALL,
         linear,
         add,
         rms_norm,
         gated_rms_norm,
-        gate,
-        sigmoid,
-        decay,
-        clamp,
-        lookup,
-        angles,
-        best,
         rope,
         store_kv,
         attention,
