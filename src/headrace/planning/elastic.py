@@ -16,9 +16,10 @@ from headrace.planning.facts import ModelFacts
 
 KEYS = ("experts", "kv_tokens", "state_slots", "device_bytes")
 
-# Free device memory is left alone between half and twice the reserve, keys and values between half
-# and nine tenths in use; what is done outside these ends well inside, so nothing swings.
-PRESSED, RELAXED = 0.5, 2.0
+# Other programs may take half of the reserve or give all of it before anything is done, keys and
+# values are left alone between half and nine tenths in use; what is done then ends well inside, so
+# nothing swings.
+PRESSED, RELAXED = 0.5, 1.0
 KV_FULL, KV_IDLE, KV_ROOM = 0.9, 0.5, 1.5
 LEAST_GAIN = 50  # slots are not added by less than one part in so many
 
@@ -41,16 +42,19 @@ class Limits:
     slots: Bounds
     kv_blocks: Bounds  # at least the promised context
     state_slots: Bounds
-    slots_wanted: int  # that the engine keeps when it shrinks unasked: the experts of a layer
+    unasked: Bounds  # of slots, for what nobody asked for; at least the experts of a layer
     rows: int  # all experts: a share is one of these
     block_bytes: int
     state_bytes: int  # of one sequence
+    most_free: int = 1 << 60  # bytes that a budget may grow to unasked
+    offset: int = 0  # bytes of a budget that nobody holds, but for its reserve and what it leaves
 
 
 def limits_for(
     facts: ModelFacts, budget: MemoryBudget, need: CacheNeed, *, context: int, placement: str
 ) -> Limits:
     """`context`: the longest sequence promised. Only a hybrid cache can change its size."""
+    # Until `at_rest` says otherwise nothing grows beyond what was planned.
     one = -(-context // need.block_tokens)
     states = 1 if budget.state_slots else 0
     fixed = budget.expert_slots
@@ -59,11 +63,34 @@ def limits_for(
         slots=Bounds(1, facts.rows) if hybrid else Bounds(fixed, fixed),
         kv_blocks=Bounds(one, max(one, useful_blocks(need))),
         state_slots=Bounds(states, states * need.sequences),
-        slots_wanted=min(facts.rows, max(facts.top_k, default=1)) if hybrid else fixed,
+        unasked=Bounds(min(fixed, max(facts.top_k, default=1)) if hybrid else fixed, fixed),
         rows=facts.rows,
         block_bytes=facts.kv_bytes_per_token(need.element_bytes) * need.block_tokens,
         state_bytes=facts.state_bytes_per_sequence(),
+        most_free=budget.free,
     )
+
+
+def at_rest(limits: Limits, budget: MemoryBudget, free: int, *, asked: bool) -> Limits:
+    """Call when a budget is in place, after building and after each resize that was asked for:
+    changes of the device's free memory (`free` now) are told from here on.
+
+    `asked`: somebody chose this size; it may shrink under pressure and come back, not grow.
+    """
+    fixed = budget.expert_slots
+    resizable = limits.slots.least < limits.slots.most
+    most = limits.slots.most if resizable and not asked else fixed
+    return replace(
+        limits,
+        unasked=Bounds(min(limits.unasked.least, fixed), most),
+        most_free=budget.free if asked else 1 << 60,
+        offset=free - _expected_free(budget),
+    )
+
+
+def _expected_free(budget: MemoryBudget) -> int:
+    """Nobody holds the reserve and what the budget leaves."""
+    return budget.free - budget.used + budget.reserve
 
 
 def parse_resize(body: Mapping[str, Any], current: MemoryBudget, limits: Limits) -> MemoryBudget:
@@ -167,16 +194,16 @@ class Use:
     """What is seen of a device between two steps."""
 
     kv_blocks: int  # in use, those of requests that wait for room included
-    free: int  # bytes of the device that nobody holds now, beside our budget
+    free: int  # bytes of the device that nobody holds now
 
 
 def rebalance(current: MemoryBudget, use: Use, limits: Limits) -> MemoryBudget | None:
     """The budget that fits better now, or None. Keys and values take from experts and give back;
     other programs' memory is made up for by experts, then by keys and values not in use.
     """
-    made = _pressure(_for_context(current, use, limits), current, use, limits)
-    same = (made.expert_slots, made.kv_blocks) == (current.expert_slots, current.kv_blocks)
-    return None if same else made
+    change = use.free - limits.offset - _expected_free(current)
+    made = _follow(_for_context(current, use, limits), change, use, limits)
+    return None if made == current else made
 
 
 def _for_context(current: MemoryBudget, use: Use, limits: Limits) -> MemoryBudget:
@@ -190,40 +217,39 @@ def _for_context(current: MemoryBudget, use: Use, limits: Limits) -> MemoryBudge
     if full:
         # What is free within the budget is taken first, then experts down to those of a layer.
         spare = current.free - current.used
-        slots = max(0, current.expert_slots - limits.slots_wanted)
+        slots = max(0, current.expert_slots - limits.unasked.least)
         wanted = min(wanted, blocks + (spare + slots * slot) // limits.block_bytes)
         more = max(0, wanted - blocks) * limits.block_bytes
         taken = max(0, -(-(more - spare) // slot))
         return _with(current, current.expert_slots - taken, max(wanted, blocks), limits)
-    if current.expert_slots >= limits.slots.most or wanted >= blocks:
+    if current.expert_slots >= limits.unasked.most or wanted >= blocks:
         return current
     # Blocks go only where they become slots.
     room = current.free - current.used + (blocks - wanted) * limits.block_bytes
-    given = min(room // slot, limits.slots.most - current.expert_slots)
+    given = min(room // slot, limits.unasked.most - current.expert_slots)
     if given * LEAST_GAIN < current.expert_slots or given == 0:
         return current
     return _with(current, current.expert_slots + given, wanted, limits)
 
 
-def _pressure(made: MemoryBudget, current: MemoryBudget, use: Use, limits: Limits) -> MemoryBudget:
-    """Free memory of the device is brought back to the reserve."""
-    short = made.reserve - use.free
-    slot = made.slot_bytes
-    if use.free < PRESSED * made.reserve:
-        slots = min(-(-short // slot), max(0, made.expert_slots - limits.slots_wanted))
-        left = short - slots * slot
-        spare = made.kv_blocks - limits.kv_blocks.clamp(use.kv_blocks)
-        blocks = 0
+def _follow(made: MemoryBudget, change: int, use: Use, limits: Limits) -> MemoryBudget:
+    """The budget grows and shrinks by what other programs gave or took."""
+    slot, free = made.slot_bytes, made.free + change
+    if change < -PRESSED * made.reserve:
+        over = max(0, made.used - free)
+        slots = min(-(-over // slot), max(0, made.expert_slots - limits.unasked.least))
+        blocks, left = 0, over - slots * slot
         if left > 0 and limits.block_bytes:
+            spare = made.kv_blocks - limits.kv_blocks.clamp(use.kv_blocks)
             blocks = min(-(-left // limits.block_bytes), max(0, spare))
         shrunk = _with(made, made.expert_slots - slots, made.kv_blocks - blocks, limits)
-        freed = made.used - shrunk.used
-        return replace(shrunk, free=current.free - freed)
-    if use.free > RELAXED * made.reserve and made.expert_slots:
-        more = min(-short // slot, limits.slots.most - made.expert_slots)
-        if more * LEAST_GAIN >= made.expert_slots and more > 0:
+        return replace(shrunk, free=max(free, shrunk.used))
+    if change > RELAXED * made.reserve:
+        free = min(free, limits.most_free)
+        more = min((free - made.used) // slot, limits.unasked.most - made.expert_slots)
+        if more > 0 and more * LEAST_GAIN >= made.expert_slots:
             grown = _with(made, made.expert_slots + more, made.kv_blocks, limits)
-            return replace(grown, free=made.free + more * slot)
+            return replace(grown, free=free)
     return made
 
 

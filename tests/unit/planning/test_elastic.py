@@ -16,6 +16,7 @@ from headrace.planning.elastic import (
     Limits,
     Use,
     after_failure,
+    at_rest,
     limits_for,
     parse_resize,
     rebalance,
@@ -62,10 +63,11 @@ def test_the_limits() -> None:
             slots=Bounds(1, 128),
             kv_blocks=Bounds(64, 512),
             state_slots=Bounds(1, 8),
-            slots_wanted=4,
+            unasked=Bounds(4, 60),
             rows=128,
             block_bytes=BLOCK,
             state_bytes=MIB,
+            most_free=180 * MIB,
         )
         == LIMITS
     )
@@ -147,43 +149,74 @@ def test_a_refused_allocation_shrinks_until_one_slot_is_left() -> None:
     assert len(sizes) < 30
 
 
+# 10 MiB of the budget are not used, 8 are the reserve: nobody holds 18.
+AUTO = at_rest(LIMITS, NOW, 18 * MIB, asked=False)
+ASKED = at_rest(LIMITS, NOW, 18 * MIB, asked=True)
+
+
 def quiet(**over: int) -> Use:
-    return Use(**({"kv_blocks": 90, "free": 8 * MIB} | over))
+    return Use(**({"kv_blocks": 90, "free": 18 * MIB} | over))
 
 
 def test_nothing_changes_while_nothing_does() -> None:
     for blocks in (64, 90, 115):
-        for free in (4, 8, 16):
-            assert rebalance(NOW, Use(blocks, free * MIB), LIMITS) is None
+        for free in (14, 18, 26):
+            assert rebalance(NOW, Use(blocks, free * MIB), AUTO) is None
+
+
+def test_memory_that_nobody_holds_is_no_change() -> None:
+    # a workspace that is only counted, say
+    limits = at_rest(LIMITS, NOW, 70 * MIB, asked=False)
+    assert limits.offset == 52 * MIB
+    assert rebalance(NOW, quiet(free=70 * MIB), limits) is None
+    pressed = rebalance(NOW, quiet(free=50 * MIB), limits)
+    assert pressed is not None
+    assert pressed.free == 160 * MIB
 
 
 def test_context_takes_from_experts_and_gives_back() -> None:
-    grown = rebalance(NOW, quiet(kv_blocks=400), LIMITS)
+    grown = rebalance(NOW, quiet(kv_blocks=400), AUTO)
     assert grown is not None
     # 512 blocks, 384 more, 6 MiB: they were still free within the budget
     assert (grown.kv_blocks, grown.expert_slots) == (512, 60)
     tight = replace(NOW, free=171 * MIB)
-    grown = rebalance(tight, quiet(kv_blocks=400), LIMITS)
+    grown = rebalance(tight, quiet(kv_blocks=400, free=9 * MIB), AUTO)
     assert grown is not None
     assert (grown.kv_blocks, grown.expert_slots, grown.used) == (512, 55, 171 * MIB)
-    back = rebalance(grown, quiet(kv_blocks=20), LIMITS)
+    back = rebalance(grown, quiet(kv_blocks=20, free=8 * MIB), AUTO)
     assert back is not None
     assert (back.kv_blocks, back.expert_slots) == (64, 62)
     assert back.used == 171 * MIB
+    asked = rebalance(grown, quiet(kv_blocks=20, free=8 * MIB), ASKED)
+    assert asked is not None
+    assert asked.expert_slots == 60
 
 
 def test_other_programs_take_and_give_back() -> None:
-    pressed = rebalance(NOW, quiet(free=MIB), LIMITS)
+    # 17 MiB are taken: 10 were not used, so 7 slots go
+    pressed = rebalance(NOW, quiet(free=MIB), AUTO)
     assert pressed is not None
-    assert (pressed.expert_slots, pressed.kv_blocks) == (53, 128)
-    assert pressed.free == NOW.free - 7 * MIB
-    assert rebalance(pressed, quiet(free=8 * MIB), LIMITS) is None
-    relaxed = rebalance(pressed, quiet(free=20 * MIB), LIMITS)
-    assert relaxed is not None
-    assert relaxed.expert_slots == 65
-    worst = rebalance(NOW, Use(70, -500 * MIB), LIMITS)
+    assert (pressed.expert_slots, pressed.kv_blocks, pressed.free) == (53, 128, 163 * MIB)
+    assert rebalance(pressed, quiet(free=8 * MIB), AUTO) is None
+    back = rebalance(pressed, quiet(free=25 * MIB), ASKED)
+    assert back is not None
+    assert (back.expert_slots, back.free) == (60, 180 * MIB)
+    more = rebalance(pressed, quiet(free=45 * MIB), AUTO)
+    assert more is not None
+    assert more.expert_slots == 53 + 37
+    assert rebalance(NOW, quiet(free=90 * MIB), ASKED) is None
+    worst = rebalance(NOW, Use(70, -500 * MIB), AUTO)
     assert worst is not None
     assert (worst.expert_slots, worst.kv_blocks) == (4, 70)
+
+
+def test_a_resize_that_was_asked_for_stays() -> None:
+    small = parse_resize({"device_bytes": 150 * MIB}, NOW, LIMITS)
+    assert small.expert_slots == 40
+    # the 20 slots lie free now, and the 10 MiB that were never used
+    limits = at_rest(LIMITS, small, 38 * MIB, asked=True)
+    assert rebalance(small, quiet(free=38 * MIB), limits) is None
+    assert rebalance(small, quiet(free=200 * MIB), limits) is None
 
 
 @given(
@@ -191,23 +224,30 @@ def test_other_programs_take_and_give_back() -> None:
     blocks=st.integers(64, 512),
     spare=st.integers(0, 20 * MIB),
     in_use=st.integers(0, 512),
-    free=st.integers(-64 * MIB, 200 * MIB),
+    change=st.integers(-90 * MIB, 90 * MIB),
+    offset=st.integers(-4 * MIB, 90 * MIB),
+    asked=st.booleans(),
 )
 def test_it_comes_to_rest_and_nothing_is_overdrawn(
-    slots: int, blocks: int, spare: int, in_use: int, free: int
+    slots: int, blocks: int, spare: int, in_use: int, change: int, offset: int, *, asked: bool
 ) -> None:
     now = replace(NOW, expert_slots=slots, kv_blocks=blocks, kv_bytes=blocks * BLOCK)
     now = replace(now, free=now.used + spare)
-    in_use = min(in_use, blocks)
-    for _ in range(3):
-        made = rebalance(now, Use(in_use, free), LIMITS)
+    start, in_use = now, min(in_use, blocks)
+    free = now.free - now.used + now.reserve + offset
+    limits = at_rest(LIMITS, now, free, asked=asked)
+    free += change
+    for _ in range(4):
+        made = rebalance(now, Use(in_use, free), limits)
         if made is None:
-            return
+            break
         assert made.used <= made.free
-        assert LIMITS.slots.least <= made.expert_slots <= LIMITS.slots.most
+        assert 4 <= made.expert_slots <= (start.expert_slots if asked else 128)
         assert LIMITS.kv_blocks.least <= made.kv_blocks <= LIMITS.kv_blocks.most
         assert made.kv_blocks >= in_use
         # What we gave up is free for others now, what we took is not.
-        free += now.free - made.free
+        free += now.used - made.used
         now = made
-    assert rebalance(now, Use(in_use, free), LIMITS) is None
+    last = rebalance(now, Use(in_use, free), limits)
+    # Where nothing is left to give, only the shortage is left to be told.
+    assert last is None or last.expert_slots == now.expert_slots == 4
