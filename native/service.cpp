@@ -65,6 +65,7 @@ void HostService::serve() {
     for (std::uint64_t taken = 0;;) {
         const auto rung = [&] { return rung_.value() > taken; };
         if (rung()) {
+            alerted_.store(false, std::memory_order_seq_cst);  // this is what it was for
             run();
             ++taken;
             done_.advance();

@@ -204,6 +204,18 @@ void check_experts(Pool& pool, int format, bool exact, int hidden, int width, in
               "%s experts format %d exact %d: token %zu of %d differs alone", pool.kernels().name,
               format, exact, t, tokens);
     }
+    // The parts of every other expert in each of two calls.
+    std::vector<float> parts = nans(n * kTop * h), summed = nans(h * n);
+    for (const int odd : {1, 0}) {
+        std::vector<std::int32_t> some = ids;
+        for (std::int32_t& id : some)
+            if (id % 2 != odd) id = -1;
+        experts_parts(pool, x.data(), tokens, some.data(), kTop, bank.layer, parts.data(), exact);
+    }
+    combine(pool, parts.data(), tokens, kTop, hidden, ids.data(), weights.data(), summed.data());
+    CHECK(std::memcmp(summed.data(), y.data(), h * n * sizeof(float)) == 0,
+          "%s experts format %d exact %d: the parts of %d tokens sum to other bits",
+          pool.kernels().name, format, exact, tokens);
 }
 
 std::vector<const KernelTable*> tables_to_test() {

@@ -64,7 +64,8 @@ class Tape:
     def __init__(self) -> None: ...
     def __len__(self) -> int: ...
     def replay(self, pool: Pool) -> None:
-        """All memory that the calls name, and each Matrix and ExpertLayer, must live still."""
+        """All memory that the calls name, and each Matrix, ExpertLayer, Link and HostService, must
+        live still."""
 
 class Pool:
     """Persistent workers pinned to physical cores. The submitting thread works too."""
