@@ -66,7 +66,7 @@ def _here(config: EngineConfig, facts: ModelFacts, contexts: list[int]) -> Forec
 
     choice = resolve.resolve_device(config, facts)
     machine = resolve.equip(config, Machine.probe(_native.isas()), facts, choice)
-    mark = resolve.profile_mark(config, machine, facts, choice.value)
+    mark = resolve.profile_mark(config, machine, facts)
     found = find_profile(profile_path(home(), facts), mark)
     made = resolve.plan_for(config, machine, facts, choice, found)
     bytes_each = resolve.kv_element_bytes(made.dtype.value)

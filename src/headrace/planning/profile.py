@@ -108,12 +108,12 @@ def layer_kinds(facts: ModelFacts) -> dict[str, int]:
     return kinds
 
 
-def fingerprint(machine: str, threads: int, device: str, facts: ModelFacts) -> str:
+def fingerprint(machine: str, cores: int, device: str, facts: ModelFacts) -> str:
     """What a profile holds for: `machine` is the CPU's name, `device` says all that sets its speed.
 
     Readable, because it is shown when it does not fit.
     """
-    return f"{machine}, {threads} threads, {device}; {' + '.join(layer_kinds(facts)) or 'dense'}"
+    return f"{machine}, {cores} cores, {device}; {' + '.join(layer_kinds(facts)) or 'dense'}"
 
 
 def profile_path(home: Path, facts: ModelFacts) -> Path:

@@ -245,10 +245,9 @@ def _host_rate(machine: Machine, found: Found) -> float:
     return min((row.host for row in rows), default=guessed_host(machine))
 
 
-def profile_mark(config: EngineConfig, machine: Machine, facts: ModelFacts, device: str) -> str:
-    """The fingerprint that a profile for this plan must have."""
-    mark = device_mark(config.emulated) if device == "emulated" else device
-    return fingerprint(machine.name, resolve_threads(config, machine).value, mark, facts)
+def profile_mark(config: EngineConfig, machine: Machine, facts: ModelFacts) -> str:
+    """The fingerprint that a profile of this machine, these settings and this model must have."""
+    return fingerprint(machine.name, machine.physical_cores, device_mark(config.emulated), facts)
 
 
 def resolve_device(config: EngineConfig, facts: ModelFacts) -> Choice[str]:

@@ -13,7 +13,12 @@ import torch
 
 from fixtures.tiny import build
 from headrace.cli.main import main
+from headrace.config import EngineConfig
+from headrace.models.source import open_model
+from headrace.planning.machine import Machine
 from headrace.planning.machines import MACHINES
+from headrace.planning.profile import BandwidthProfile, ProfileRow, layer_kinds, profile_path
+from headrace.planning.resolve import profile_mark
 
 
 @pytest.fixture(scope="module")
@@ -158,3 +163,25 @@ def test_refusals(
 def test_a_missing_model(capfd: pytest.CaptureFixture[str]) -> None:
     assert run("/no/such/model") == 1
     assert "/no/such/model" in capfd.readouterr().err
+
+
+def test_a_measured_profile_is_used_and_a_foreign_one_is_told(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
+    facts = open_model(folder).facts
+    emulated = ("--device=emulated", "--set=emulated.link=3GB/s")
+    assert (
+        "not measured yet" in planned(capfd, str(folder), *emulated)["choices"]["rates"]["reason"]
+    )
+    config = EngineConfig.of(**{"emulated.link": "3GB/s"})
+    mark = profile_mark(config, Machine.probe(), facts)
+    row = ProfileRow(3e9, 9e9, 2.5e9, 7e9, 1e-6, 2e-6)
+    profile = BandwidthProfile(mark, dict.fromkeys(layer_kinds(facts), row))
+    profile.save(profile_path(tmp_path, facts))
+    made = planned(capfd, str(folder), *emulated)
+    assert made["choices"]["rates"]["value"] == "measured"
+    assert next(iter(made["rates"].values()))["host_shared"] == 7e9
+    other = planned(capfd, str(folder), "--device=emulated")
+    assert other["choices"]["rates"]["value"] == "default"
+    assert "link 3e+09 B/s" in other["choices"]["rates"]["reason"]

@@ -216,7 +216,7 @@ def test_a_profile_of_another_machine_is_ignored_and_said(tmp_path: Path) -> Non
         made = experts(found=find_profile(path, other))
         assert made.rates.value == "default"
         assert "ignored" in made.rates.reason
-        assert "Water Wheel 9, 4 threads" in made.rates.reason
+        assert "Water Wheel 9, 4 cores" in made.rates.reason
     path.write_text("{")
     assert "ignored" in experts(found=find_profile(path, mine)).rates.reason
 
