@@ -168,8 +168,8 @@ class Pool:
         rows: int,
         sums: int,
         value: int,
-        left_q24: tuple[int, int],
-        gain_q32: tuple[int, int],
+        left_q24: tuple[int, ...],  # two
+        gain_q32: tuple[int, ...],
     ) -> None:
         """`ops.table.ObserveOp`, of a cache that is not least-recently-used."""
 

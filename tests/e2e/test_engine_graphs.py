@@ -27,7 +27,7 @@ class Plain(Graphs):
 
 
 def graphs_of(engine: Engine) -> Graphs:
-    graphs = engine._runner._forward.__self__  # type: ignore[attr-defined]
+    graphs = engine._runner._forward.graphs  # type: ignore[attr-defined]
     assert isinstance(graphs, Graphs)
     return graphs
 

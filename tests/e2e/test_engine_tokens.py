@@ -6,6 +6,7 @@ time for the others.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -209,14 +210,14 @@ def test_broken_checkpoints_are_named(mixtral: Path, tmp_path: Path, kind: str) 
 
 
 def test_weights_that_vanish_while_they_are_read(mixtral: Path, tmp_path: Path) -> None:
-    from headrace.engine.opening import Opening, open_engine
+    from headrace.engine.opening import open_engine
 
     folder = tmp_path / "model"
     shutil.copytree(mixtral, folder)
     opening = open_engine(folder, headrace.EngineConfig.of(threads=1))
     opening.reading.wait()
     _halve(folder)
-    late = Opening(opening.source, opening.plan, opening.limits, opening.source.read())
+    late = dataclasses.replace(opening, reading=opening.source.read())
     with pytest.raises(CheckpointError, match=r"model\.safetensors|read"):
         Engine.start(late)
 

@@ -77,6 +77,7 @@ def opened(
     )
     opening = open_engine(path, config)
     device = start_device(opening)
+    assert isinstance(device, CpuDevice)
     engine = Engine.start(
         opening, lambda done, total: progress(done, total, "reading weights"), device=device
     )

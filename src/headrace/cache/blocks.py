@@ -52,6 +52,25 @@ class BlockPool:
             if left == 0:
                 self._free.append(number)
 
+    def resize(self, count: int) -> dict[int, int]:
+        """So many numbers from now on; the caller has seen that no more are used.
+
+        Returns the held numbers that are beyond the end now, and what each is called instead.
+        """
+        assert 0 <= self.used <= count, f"{self.used} are used"
+        end = self.first + count
+        held = [n for n in range(end, self.first + self.count) if self.holders(n)]
+        free = sorted((n for n in self._free if n < end), reverse=True)
+        free[:0] = range(end - 1, self.first + self.count - 1, -1)
+        moved = {old: free.pop() for old in held}
+        holders = [0] * count
+        kept = min(count, self.count)
+        holders[:kept] = self._holders[:kept]
+        for old, new in moved.items():
+            holders[new - self.first] = self._holders[old - self.first]
+        self.count, self._holders, self._free = count, holders, free
+        return moved
+
     def holders(self, number: int) -> int:
         assert self.first <= number < self.first + self.count, f"no number {number}"
         return self._holders[number - self.first]

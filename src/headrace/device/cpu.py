@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from headrace import _native
+from headrace.device.memory import DeviceMemory, ElasticRange
 from headrace.device.tape import CpuGraph
 from headrace.errors import ConfigError, DeviceError
 
@@ -39,6 +40,7 @@ class CpuDevice:
         HEADRACE_ISA.
         """
         self.exact = exact
+        self._memory = DeviceMemory(1 << 62)  # the plan bounds it, not the device
         try:
             cap = isa_cap() if isa is None else isa
             self.pool = _native.Pool(threads or 0, isa=cap, rescue=True)
@@ -58,6 +60,10 @@ class CpuDevice:
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.zeros(tuple(shape), dtype=dtype)
+
+    def elastic(self, reserved: int) -> ElasticRange:
+        """Memory that can grow up to `reserved` bytes without moving. Raises OSError."""
+        return ElasticRange(self._memory, reserved, poison=False)
 
     def host(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8)

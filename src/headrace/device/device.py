@@ -1,4 +1,4 @@
-"""What a device is to everything above it: memory, and later streams, doorbells and graphs."""
+"""What a device is to everything above it. Streams, doorbells and graphs: see `emulated`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from headrace.device.memory import ElasticRange
 
 
 class Device(Protocol):
@@ -25,6 +27,13 @@ class Device(Protocol):
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
         """Device memory of zeros."""
+        ...
+
+    def elastic(self, reserved: int) -> ElasticRange:
+        """Memory that can grow up to `reserved` bytes without moving; nothing is committed yet.
+
+        Raises OSError where the system refuses the address space.
+        """
         ...
 
     def host(self, nbytes: int) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headrace import _native
+from headrace.errors import DeviceError
 
 _ALLOCATIONS = {"aten.empty.memory_format", "aten.empty_like.default"}
 _VIEWS = {
@@ -20,19 +21,25 @@ _VIEWS = {
     for name in ("as_strided", "view", "_unsafe_view", "_reshape_alias", "detach", "alias")
 } | {"aten.select.int", "aten.slice.Tensor", "aten.unbind.int", "aten.split_with_sizes.default"}
 
+_HOST_READS = {"aten._local_scalar_dense.default", "aten.item.default", "aten.nonzero.default"}
+
 _VIEWS_OR_COPIES = {"aten.reshape.default", "aten.contiguous.default", "aten.flatten.using_ints"}
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Keeps what is allocated and names the first operation that computes or copies."""
+    """Keeps what is allocated and names the first operation that computes or copies.
+
+    `strict`: a read of a value by the host raises DeviceError, as it would hang a real graph.
+    """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Nothing here is compiled; the default imports the compiler, which takes seconds."""
         return False
 
-    def __init__(self) -> None:
+    def __init__(self, *, strict: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._strict = strict
         self.kept: list[Tensor] = []
         self.foreign = ""
 
@@ -43,8 +50,13 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
         name = str(func)
+        if self._strict and name in _HOST_READS:
+            raise DeviceError(
+                f"the host read a value ({name}) while a step was captured",
+                expected="all that depends on routing to stay on the device",
+            )
+        result = func(*args, **(kwargs or {}))
         if name in _ALLOCATIONS:
             self.kept.append(result)
         elif name not in _VIEWS and not (name in _VIEWS_OR_COPIES and _shared(result, args[0])):
@@ -59,10 +71,10 @@ def _shared(a: Tensor, b: Tensor) -> bool:
 class CpuGraph:
     """A captured step. It owns the memory that was allocated while it was captured."""
 
-    def __init__(self, pool: _native.Pool) -> None:
+    def __init__(self, pool: _native.Pool, *, strict: bool = False) -> None:
         self._pool = pool
         self._tape = _native.Tape()
-        self._watch = Watch()
+        self._watch = Watch(strict=strict)
 
     @property
     def foreign(self) -> str:

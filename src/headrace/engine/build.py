@@ -4,63 +4,129 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 import torch
 
+from headrace.device.clock import VirtualClock
 from headrace.device.cpu import CpuDevice
+from headrace.device.emulated import EmulatedDevice, Emulation
+from headrace.engine.forward import Forward
 from headrace.engine.graphs import Graphs
 from headrace.engine.opening import Opening
-from headrace.engine.pools import make_state
+from headrace.engine.placing import place_experts
+from headrace.engine.pools import Pools, Sizes
+from headrace.engine.recorder import Recorder
 from headrace.engine.runner import Runner
 from headrace.experts.bank import ExpertBank
-from headrace.experts.placement import Resident
+from headrace.experts.placement import Placement
 from headrace.models.load import load_model
 from headrace.ops.choose import ops_for
+from headrace.planning.budget import useful_blocks
+from headrace.planning.facts import ModelFacts
+from headrace.planning.trace import TraceModel
+
+AnyDevice = CpuDevice | EmulatedDevice
 
 
-def start_device(opening: Opening) -> CpuDevice:
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A runner and what stands behind it."""
+
+    runner: Runner
+    pools: Pools
+    placement: Placement
+    graphs: Graphs
+    recorder: Recorder
+    device: AnyDevice
+    opening: Opening
+
+
+def start_device(opening: Opening) -> AnyDevice:
     """The planned device. Raises DeviceError; then nothing is left reading."""
     with ExitStack() as undo:
         undo.callback(opening.reading.cancel)
-        device = CpuDevice(opening.plan.threads.value, exact=opening.plan.exact)
+        device = _device(opening)
         undo.pop_all()
     return device
 
 
-def build_runner(
-    opening: Opening, device: CpuDevice, progress: Callable[[int, int], None] | None = None
-) -> Runner:
+def _device(opening: Opening) -> AnyDevice:
+    plan = opening.plan
+    if plan.experts is None:
+        return CpuDevice(plan.threads.value, exact=plan.exact)
+    experts, asked, machine = plan.experts, opening.config.emulated, opening.machine
+    virtual = asked.clock == "virtual"
+    clock = None
+    if virtual:
+        assert machine.device is not None
+        (row, *_) = experts.rows.values()
+        clock = VirtualClock(row, kernels=machine.device.kernels, flops=machine.device.flops)
+    return EmulatedDevice(
+        Emulation(
+            memory=plan.memory.free,
+            link=asked.link or 0.0,
+            device_threads=experts.device_threads.value,
+            host_threads=experts.host_threads.value,
+            exact=plan.exact,
+            poison=virtual,
+        ),
+        clock,
+    )
+
+
+def build(
+    opening: Opening, device: AnyDevice, progress: Callable[[int, int], None] | None = None
+) -> Built:
     """Waits for the weights. Raises CheckpointError; then the device is closed, too."""
     with ExitStack() as undo:
         undo.callback(opening.reading.cancel)
         undo.callback(device.close)
-        runner = _runner(opening, device, progress)
+        built = _build(opening, device, progress)
         undo.pop_all()
-    return runner
+    return built
 
 
-def _runner(
-    opening: Opening, device: CpuDevice, progress: Callable[[int, int], None] | None
-) -> Runner:
+def _build(
+    opening: Opening, device: AnyDevice, progress: Callable[[int, int], None] | None
+) -> Built:
     limits = opening.limits
     # The pool owns the cores; torch threads that spin beside it would take them away.
     torch.set_num_threads(1)
     ops = ops_for(device)
     model = load_model(opening.source, ops, reading=opening.reading, progress=progress)
-    experts = Resident(ExpertBank(model.expert_rows, model.facts), ops)
-    graphs = Graphs(model.transformer, experts, device)
-    state = make_state(
-        model.facts.state,
-        device,
-        kv_slots=(limits.first_block + limits.blocks) * limits.block_tokens,
-        state_slots=limits.state_slots,
-        kv_dtype=torch.float32 if opening.plan.exact else torch.bfloat16,
-    )
-    return Runner(
-        graphs.forward,
-        state,
+    bank = ExpertBank(model.expert_rows, model.facts)
+    if isinstance(device, EmulatedDevice):
+        # The dense weights stay where they were read: only the budget moves.
+        device.memory.take(model.facts.total_bytes - bank.total_bytes)
+    pools = _pools(opening, device, model.facts)
+    placement = place_experts(opening, bank, device, ops)
+    graphs = Graphs(model.transformer, placement, device)
+    recorder = Recorder(TraceModel.of(model.facts))
+    runner = Runner(
+        Forward(placement, graphs, recorder),
+        pools,
         step_tokens=limits.step_tokens,
         sequences=limits.max_sequences,
         block_tokens=limits.block_tokens,
         sequence_blocks=-(-limits.context // limits.block_tokens),
+    )
+    return Built(runner, pools, placement, graphs, recorder, device, opening)
+
+
+def _pools(opening: Opening, device: AnyDevice, facts: ModelFacts) -> Pools:
+    """As planned; they may grow until every sequence has the full context."""
+    limits = opening.limits
+    most = max(limits.blocks, useful_blocks(opening.plan.need))
+    states = max(limits.state_slots, min(1, limits.state_slots) * limits.max_sequences)
+
+    def tokens(blocks: int) -> int:
+        return (limits.first_block + blocks) * limits.block_tokens
+
+    return Pools(
+        facts.state,
+        device,
+        Sizes(tokens(limits.blocks), limits.state_slots),
+        Sizes(tokens(most), states),
+        torch.float32 if opening.plan.exact else torch.bfloat16,
     )

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.config import EngineConfig
-from headrace.device.cpu import CpuDevice
-from headrace.engine.build import build_runner, start_device
+from headrace.engine.build import AnyDevice, Built, build, start_device
+from headrace.engine.elastic import Resized
+from headrace.engine.live import Live
 from headrace.engine.metrics import Metrics
 from headrace.engine.opening import Opening, open_engine
 from headrace.engine.pace import Pace
@@ -25,6 +26,7 @@ from headrace.engine.scheduler import Limits, Scheduler
 from headrace.engine.step import Draw, Span, Step
 from headrace.engine.validation import check_tokens
 from headrace.errors import DeviceError, HeadraceError
+from headrace.planning.budget import MemoryBudget
 from headrace.planning.resolve import ExecutionPlan
 
 log = logging.getLogger(__name__)
@@ -43,7 +45,9 @@ class Engine:
         *,
         clock: Callable[[], float] = time.monotonic,
         on_close: Callable[[], None] = lambda: None,
+        built: Built | None = None,
     ) -> None:
+        """`built`: what stands behind the runner; without it nothing can be resized or recorded."""
         self.plan = plan
         self._limits = limits
         self._runner = runner
@@ -55,6 +59,7 @@ class Engine:
         self._clock = clock
         self._metrics = Metrics(clock)
         self._on_close = on_close
+        self._live = None if built is None else Live(built, self._scheduler)
         self._closed = False
 
     @classmethod
@@ -76,7 +81,7 @@ class Engine:
         opening: Opening,
         progress: Callable[[int, int], None] | None = None,
         *,
-        device: CpuDevice | None = None,
+        device: AnyDevice | None = None,
     ) -> Self:
         """Take over a model that is being read.
 
@@ -85,8 +90,8 @@ class Engine:
         for line in opening.plan.lines():
             log.info("%s", line)
         device = start_device(opening) if device is None else device
-        runner = build_runner(opening, device, progress)
-        return cls(opening.plan, runner, opening.limits, on_close=device.close)
+        built = build(opening, device, progress)
+        return cls(opening.plan, built.runner, opening.limits, on_close=device.close, built=built)
 
     @property
     def vocab(self) -> int:
@@ -138,7 +143,12 @@ class Engine:
         if step is None:
             return events
         began = self._clock()
+        if self._live is not None:
+            self._live.recorder.begin_step(step)
         news = self._run(step)
+        if self._live is not None:
+            self._live.recorder.end_step()
+            self._live.stepped()
         self._observe(step, self._clock() - began)
         self._settle(news)
         return events + news
@@ -201,7 +211,22 @@ class Engine:
             "state_slots_total": scheduler.states.count,
             "preemptions": scheduler.preemptions,
             **self._metrics.snapshot(),
+            **({} if self._live is None else {"live": self._live.status()}),
         }
+
+    @property
+    def live(self) -> Live:
+        """What can be done to it while it runs. Raises DeviceError where nothing can."""
+        self._check_open()
+        if self._live is None:
+            raise DeviceError("this engine cannot be changed while it runs")
+        return self._live
+
+    def resize(self, budget: MemoryBudget) -> Resized:
+        """Between steps; no request is lost. Raises CapacityError where keys and values find
+        no memory.
+        """
+        return self.live.resize(budget)
 
     def check(self) -> None:
         """Raise AssertionError where an invariant is broken."""

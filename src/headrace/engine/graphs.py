@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from headrace.device.cpu import CpuDevice
+from headrace.device.emulated import EmulatedDevice
 from headrace.device.tape import CpuGraph
 from headrace.engine.logits import Logits
 from headrace.models.state import Batch, Experts, State
@@ -35,7 +36,9 @@ class Captured:
 class Graphs:
     """The forward pass, with captured steps where one token of each sequence is computed."""
 
-    def __init__(self, transformer: Transformer, experts: Experts, device: CpuDevice) -> None:
+    def __init__(
+        self, transformer: Transformer, experts: Experts, device: CpuDevice | EmulatedDevice
+    ) -> None:
         self._transformer, self._experts, self._device = transformer, experts, device
         self._captured: dict[int, Captured] = {}
         self._refused = ""
@@ -45,6 +48,10 @@ class Graphs:
         """The numbers of sequences for which a step is captured."""
         return sorted(self._captured)
 
+    def drop(self) -> None:
+        """Memory has moved: steps are captured again when next needed."""
+        self._captured.clear()
+
     def forward(self, batch: Batch, state: State) -> Logits:
         """Logits, which hold until the next call. A step is known again by its very batch."""
         known = self._captured.get(batch.spans.sequences)
@@ -53,18 +60,23 @@ class Graphs:
             return known.logits
         n = int(batch.tokens_T.shape[0])
         decode = n == batch.spans.sequences == batch.rows_N.shape[0]
+        if not decode or n > MOST_SEQUENCES or self._refused:
+            return self.plain(batch, state, self._experts)
         with torch.inference_mode():
-            if not decode or n > MOST_SEQUENCES or self._refused:
-                return self._compute(batch, state)
             return self._capture(n, batch, state)
 
-    def _compute(self, batch: Batch, state: State) -> Logits:
-        logits_NV = self._transformer.forward(batch, state, self._experts)
-        return Logits(logits_NV, self._transformer.best(logits_NV))
+    def plain(self, batch: Batch, state: State, experts: Experts) -> Logits:
+        """Never captured or replayed, so that `experts` is called in every layer."""
+        with torch.inference_mode():
+            logits_NV = self._transformer.forward(batch, state, experts)
+            return Logits(logits_NV, self._transformer.best(logits_NV))
 
     def _capture(self, n: int, batch: Batch, state: State) -> Logits:
         self._transformer.prepare(n)
         graph = self._device.graph()
+        if graph is None:
+            self._refused = "the device captures nothing"
+            return self.plain(batch, state, self._experts)
         with graph.recording():
             logits_NV = self._transformer.forward(batch, state, self._experts)
             best_N = self._transformer.best(logits_NV)

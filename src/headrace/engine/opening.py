@@ -11,8 +11,17 @@ from headrace import _native
 from headrace.config import EngineConfig
 from headrace.engine.scheduler import Limits
 from headrace.models.source import ModelSource, open_model
+from headrace.planning.emulation import device_mark
+from headrace.planning.facts import ModelFacts
 from headrace.planning.machine import Machine
-from headrace.planning.resolve import ExecutionPlan, resolve
+from headrace.planning.profile import (
+    NOT_MEASURED,
+    Found,
+    find_profile,
+    fingerprint,
+    profile_path,
+)
+from headrace.planning.resolve import ExecutionPlan, equip, resolve
 from headrace.weights.checkpoint import read_json
 from headrace.weights.loader import Reading
 
@@ -24,20 +33,38 @@ class Opening:
     """A model being read. Either an engine takes it over, or `reading.cancel()` ends it."""
 
     source: ModelSource
+    config: EngineConfig
+    machine: Machine  # with its device, where there is one
     plan: ExecutionPlan
     limits: Limits
     reading: Reading
 
 
-def open_engine(path: Path, config: EngineConfig) -> Opening:
+def open_engine(path: Path, config: EngineConfig, *, home: Path | None = None) -> Opening:
     """Importing torch takes a second or two, in which the weights are already on their way.
 
-    Raises CheckpointError, ConfigError or CapacityError before a byte of weights is read.
+    `home`: where bandwidth profiles are kept; None = none is used. Raises CheckpointError,
+    ConfigError or CapacityError before a byte of weights is read.
     """
     source = open_model(path)
-    plan = resolve(config, Machine.probe(_native.isas()), source.facts)
+    machine = Machine.probe(_native.isas())
+    found = NOT_MEASURED if home is None else measured(home, config, machine, source.facts)
+    plan = resolve(config, machine, source.facts, found)
+    if plan.experts is not None:
+        machine = equip(config, machine, source.facts, plan.device)
     limits = limits_of(plan, source.facts.vocab, end_ids(path, source.checkpoint.config))
-    return Opening(source, plan, limits, source.read())
+    return Opening(source, config, machine, plan, limits, source.read())
+
+
+def measured(home: Path, config: EngineConfig, machine: Machine, facts: ModelFacts) -> Found:
+    """The bandwidths that `headrace measure` found, if they are of this machine and model."""
+    return find_profile(profile_path(home, facts), mark_of(config, machine, facts))
+
+
+def mark_of(config: EngineConfig, machine: Machine, facts: ModelFacts) -> str:
+    """The fingerprint of all that a profile depends on."""
+    cores = machine.physical_cores
+    return fingerprint(machine.name, cores, device_mark(config.emulated), facts)
 
 
 def limits_of(plan: ExecutionPlan, vocab: int, ends: frozenset[int]) -> Limits:

@@ -1,55 +1,146 @@
-"""The tensors behind block and state-slot numbers: one pool per layer, made once, never resized.
+"""The tensors behind block and state-slot numbers: elastic ranges, one or two per layer.
 
-Nothing is initialised here, so pages that no sequence reached are never touched: a KV slot is
-written before it is read, and recurrent state is zeroed when a sequence begins.
+Addresses never move. Nothing is initialised here, so pages that no sequence reached are never
+touched: a KV slot is written before it is read, and recurrent state is zeroed when a sequence
+begins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 
 import torch
+from torch import Tensor
 
 from headrace.device.device import Device
+from headrace.device.memory import ElasticRange
 from headrace.errors import CapacityError
 from headrace.models.state import KvPool, LayerState, RecurrentPool, State
 from headrace.planning.facts import KvNeed, StateNeed
 
 
-def make_state(
-    needs: Sequence[StateNeed | None],
-    device: Device,
-    *,
-    kv_slots: int,
-    state_slots: int,
-    kv_dtype: torch.dtype,
-) -> State:
-    """A pool per layer. `kv_slots`: tokens, those of reserved blocks included.
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Numbers of entries, now and at most: KV slots are tokens, reserved blocks included."""
 
-    Raises CapacityError where the system refuses the address space.
-    """
+    kv_slots: int
+    state_slots: int
 
-    def pool(need: StateNeed | None) -> LayerState:
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """Entries of one shape in memory that grows in place."""
+
+    memory: ElasticRange
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def entry_bytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+    def tensor(self, count: int) -> Tensor:
+        flat = self.memory.tensor[: count * self.entry_bytes]
+        return flat.view(self.dtype).view(count, *self.shape)
+
+
+class Pools:
+    """Caches of every layer. `state` is new after each resize; the memory is where it was."""
+
+    def __init__(
+        self,
+        needs: Sequence[StateNeed | None],
+        device: Device,
+        sizes: Sizes,
+        most: Sizes,
+        kv_dtype: torch.dtype,
+    ) -> None:
+        """Raises CapacityError where the device, or the system, refuses the memory."""
+        self._device, self._most, self._kv_dtype = device, most, kv_dtype
+        self._needs = tuple(needs)
+        self._pools = [self._make(need) for need in needs]
+        self.sizes = Sizes(0, 0)
+        self._commit(sizes)
+
+    @property
+    def state(self) -> State:
+        """One entry per layer."""
+        return self._state
+
+    def resize(
+        self,
+        sizes: Sizes,
+        kv_moves: Mapping[int, int],
+        state_moves: Mapping[int, int],
+        *,
+        block_tokens: int,
+    ) -> None:
+        """Old number -> new number of each block and state slot that moves; then the new sizes.
+
+        Raises CapacityError where the device has not the memory; then nothing has grown.
+        """
+        for pool in self._state:
+            if isinstance(pool, KvPool):
+                for tensor in (pool.keys, pool.values):
+                    _move(tensor, kv_moves, block_tokens)
+            elif pool is not None:
+                for tensor in (pool.matrix, pool.conv):
+                    _move(tensor, state_moves, 1)
+        self._commit(sizes)
+
+    def _commit(self, sizes: Sizes) -> None:
+        done: list[tuple[_Pool, int]] = []
+        try:
+            for need, pools in zip(self._needs, self._pools, strict=True):
+                count = sizes.kv_slots if isinstance(need, KvNeed) else sizes.state_slots
+                for pool in pools:
+                    done.append((pool, pool.memory.committed))
+                    pool.memory.resize(count * pool.entry_bytes)
+        except CapacityError:
+            for pool, nbytes in done:
+                pool.memory.resize(nbytes)
+            raise
+        self.sizes = sizes
+        self._state = [
+            self._layer(need, pools) for need, pools in zip(self._needs, self._pools, strict=True)
+        ]
+
+    def _make(self, need: StateNeed | None) -> tuple[_Pool, ...]:
+        if need is None:
+            return ()
+        if isinstance(need, KvNeed):
+            shapes = [(need.kv_heads, width // need.kv_heads) for width in (need.key, need.value)]
+            return tuple(self._range(self._most.kv_slots, s, self._kv_dtype) for s in shapes)
+        most = self._most.state_slots
+        return tuple(self._range(most, s, torch.float32) for s in (need.matrix, need.conv))
+
+    def _range(self, most: int, shape: tuple[int, ...], dtype: torch.dtype) -> _Pool:
+        nbytes = most * prod(shape) * dtype.itemsize
+        try:
+            return _Pool(self._device.elastic(nbytes), shape, dtype)
+        except OSError as error:
+            raise CapacityError(
+                f"the system refused {nbytes} bytes of address space for a cache: {error}",
+                fix="set memory.kv_bytes, lower the context or allow more memory (ulimit -v)",
+            ) from error
+
+    def _layer(self, need: StateNeed | None, pools: tuple[_Pool, ...]) -> LayerState:
         if need is None:
             return None
+        first, second = pools
         if isinstance(need, KvNeed):
-            heads = need.kv_heads
-            return KvPool(
-                keys=device.empty((kv_slots, heads, need.key // heads), kv_dtype),
-                values=device.empty((kv_slots, heads, need.value // heads), kv_dtype),
-            )
-        return RecurrentPool(
-            matrix=device.empty((state_slots, *need.matrix)),
-            conv=device.empty((state_slots, *need.conv)),
-        )
+            return KvPool(first.tensor(self.sizes.kv_slots), second.tensor(self.sizes.kv_slots))
+        slots = self.sizes.state_slots
+        return RecurrentPool(first.tensor(slots), second.tensor(slots))
 
-    try:
-        return [pool(need) for need in needs]
-    except RuntimeError as error:
-        raise CapacityError(
-            f"the system refused memory for {kv_slots} tokens of keys and values: {error}",
-            fix="set memory.kv_bytes, lower the context or allow more memory (ulimit -v)",
-        ) from error
+
+def _move(tensor: Tensor, moves: Mapping[int, int], entries: int) -> None:
+    for old, new in moves.items():
+        tensor[new * entries : (new + 1) * entries].copy_(
+            tensor[old * entries : (old + 1) * entries]
+        )
 
 
 def clear_states(state: State, slots: Iterable[int]) -> None:

@@ -6,6 +6,7 @@ Buffers are made once and never move; a prompt costs no Python per token.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,13 +23,20 @@ from headrace.ops.spans import Spans
 Forward = Callable[[Batch, State], Logits]
 
 
+class Caches(Protocol):
+    """Keys, values and recurrent state of every layer; another object after each resize."""
+
+    @property
+    def state(self) -> State: ...
+
+
 class Runner:
     """Runs steps of at most `step_tokens` tokens and `sequences` spans; used by one thread."""
 
     def __init__(
         self,
         forward: Forward,
-        state: State,
+        caches: Caches,
         *,
         step_tokens: int,
         sequences: int,
@@ -36,7 +44,7 @@ class Runner:
         sequence_blocks: int,
     ) -> None:
         self._forward = forward
-        self._state = state
+        self._caches = caches
         self._block_tokens = block_tokens
         self._tokens = np.zeros(step_tokens, dtype=np.int64)
         self._positions = np.zeros(step_tokens, dtype=np.int64)
@@ -54,10 +62,11 @@ class Runner:
         With `every`, of each token of the step.
         """
         batch = self._batch(step, every=every)
+        state = self._caches.state
         begun = [s.state for s in step.spans if s.start == 0 <= s.state]
         if begun:
-            clear_states(self._state, begun)
-        return self._forward(batch, self._state)
+            clear_states(state, begun)
+        return self._forward(batch, state)
 
     def _batch(self, step: Step, *, every: bool) -> Batch:
         spans = step.spans

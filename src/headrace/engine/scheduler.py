@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.cache.blocks import BlockPool
 from headrace.engine.request import Finish, Request, RequestId, TokenEvent
@@ -32,6 +32,14 @@ class Limits:
     max_queued: int
     end_ids: frozenset[int] = frozenset()  # tokens that end a turn of this model
     first_block: int = 1  # lower numbers are never used, see BlockPool
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Old number -> new one, of blocks and of state slots whose contents must move with them."""
+
+    blocks: dict[int, int]
+    states: dict[int, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -78,6 +86,11 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def blocks_wanted(self) -> int:
+        """In use, and those that waiting sequences need for what they have so far."""
+        return self.blocks.used + sum(self._blocks_for(len(s.tokens)) for s in self._waiting)
 
     @property
     def idle(self) -> bool:
@@ -173,6 +186,30 @@ class Scheduler:
         finally:
             self.blocks.release(blocks)
             self.states.release(states)
+
+    def resize(self, blocks: int, state_slots: int) -> Moves:
+        """Between steps. The youngest sequences are preempted where too much is in use.
+
+        Raises CapacityError below what a sequence of the full context needs; nothing has changed.
+        """
+        limits = self.limits
+        least = self._blocks_for(limits.context)
+        least_states = min(1, limits.state_slots)
+        if blocks < least or state_slots < least_states:
+            raise CapacityError(
+                f"{blocks} KV blocks and {state_slots} state slots",
+                expected=f"at least {least} and {least_states}: one sequence of {limits.context} "
+                "tokens",
+            )
+        while self.blocks.used > blocks or self.states.used > state_slots:
+            self._preempt(self._running[-1])
+        moves = Moves(self.blocks.resize(blocks), self.states.resize(state_slots))
+        for seq in self._running:
+            if not moves.blocks.keys().isdisjoint(seq.blocks):
+                seq.blocks = tuple(moves.blocks.get(block, block) for block in seq.blocks)
+            seq.state = moves.states.get(seq.state, seq.state)
+        self.limits = replace(limits, blocks=blocks, state_slots=state_slots)
+        return moves
 
     def ids(self) -> list[RequestId]:
         """All that are running or waiting, oldest first."""

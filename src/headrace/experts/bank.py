@@ -5,7 +5,11 @@ vanish.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
+from torch import Tensor
+
+from headrace.experts.layout import RowLayout, layout_of
 from headrace.ops.table import ExpertRows
 from headrace.planning.facts import ModelFacts
 
@@ -17,6 +21,15 @@ class ExpertBank:
         assert len(rows) == facts.layers
         self._rows = tuple(rows)
         self._facts = facts
+
+    @property
+    def facts(self) -> ModelFacts:
+        return self._facts
+
+    @property
+    def moe_layers(self) -> tuple[int, ...]:
+        """The layers that have routed experts, in order."""
+        return tuple(i for i, rows in enumerate(self._rows) if rows is not None)
 
     def rows(self, layer: int) -> ExpertRows:
         """The experts of a MoE layer."""
@@ -32,3 +45,19 @@ class ExpertBank:
     def total_bytes(self) -> int:
         per_layer = zip(self._facts.experts, self._facts.expert_bytes, strict=True)
         return sum(count * nbytes for count, nbytes in per_layer)
+
+    @cached_property
+    def layouts(self) -> dict[int, RowLayout]:
+        """How the rows of each MoE layer lie on the host, and how they will lie in a slot."""
+        return {layer: layout_of(self.rows(layer)) for layer in self.moe_layers}
+
+    @cached_property
+    def slot_bytes(self) -> int:
+        """A slot that holds a row of any layer."""
+        return max((layout.nbytes for layout in self.layouts.values()), default=0)
+
+
+def tensors_of(rows: ExpertRows, expert: int) -> list[Tensor]:
+    """Every tensor of one expert: its row."""
+    kinds = (rows.gate, rows.up, rows.down, rows.gate_bias, rows.up_bias, rows.down_bias)
+    return [kind[expert] for kind in kinds if kind]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol
 
-from headrace.planning.policies import Fade as Fade
+from headrace.planning.policies import Fade
 
 if TYPE_CHECKING:  # specs name these types before torch is loaded
     from torch import Tensor

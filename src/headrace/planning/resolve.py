@@ -54,6 +54,7 @@ class ExecutionPlan:
     step_tokens: Choice[int]
     max_queued: int
     memory: MemoryBudget  # of RAM on the CPU, else of the device
+    need: CacheNeed  # what the caches were asked to hold
     experts: ExpertsPlan | None = None  # None on the CPU: they are computed where they lie
 
     @property
@@ -138,6 +139,7 @@ def plan_for(
         step_tokens=step_tokens,
         max_queued=config.schedule.max_queued,
         memory=memory,
+        need=need,
         experts=experts,
     )
 

@@ -18,7 +18,7 @@ from headrace.engine.request import Request, Sampling
 from headrace.engine.runner import Runner
 from headrace.engine.sampler import Drawer
 from headrace.models.state import Batch, KvPool, LayerState, RecurrentPool
-from headrace.planning.budget import MemoryBudget
+from headrace.planning.budget import CacheNeed, MemoryBudget
 from headrace.planning.resolve import Choice, ExecutionPlan
 
 VOCAB = 97
@@ -128,11 +128,12 @@ def make_engine(
         step_tokens=chosen(step_tokens),
         max_queued=max_queued,
         memory=memory,
+        need=CacheNeed(blocks * block_tokens, sequences, block_tokens, 4),
     )
     model = FakeModel((blocks + 1) * block_tokens, states)
     runner = Runner(
         model.forward,
-        model.state,
+        model,
         step_tokens=step_tokens,
         sequences=sequences,
         block_tokens=block_tokens,

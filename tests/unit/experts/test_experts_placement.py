@@ -40,7 +40,7 @@ def bank_of(*layers: ExpertRows | None) -> ExpertBank:
 def test_resident_runs_the_layer_that_was_asked() -> None:
     ops = reference_ops()
     first, third = rows(0, 5), rows(1, 7)
-    resident = Resident(bank_of(first, None, third), ops)
+    resident = Resident(bank_of(first, None, third).rows, ops)
     x = torch.randn(3, 6)
     routing = Routing(torch.tensor([[0, 3], [1, 2], [3, 0]], dtype=torch.int32), torch.rand(3, 2))
     assert torch.equal(resident(0, x, routing), ops.experts(x, routing, first))

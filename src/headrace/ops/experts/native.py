@@ -12,6 +12,7 @@ from torch import Tensor
 
 from headrace._native import ExpertLayer, Pool
 from headrace.formats.float import CODES
+from headrace.ops.rows import Spread
 from headrace.ops.table import ExpertRows, Routing
 
 
@@ -30,7 +31,7 @@ class NativeLayers:
         """Described at the first call for these rows."""
         known = self._prepared.get(id(rows))
         if known is None:
-            known = self._prepared[id(rows)] = _Prepared(rows, _describe(rows))
+            known = self._prepared[id(rows)] = _Prepared(rows, expert_layer(rows))
         return known.layer
 
 
@@ -106,10 +107,12 @@ class NativeCombine:
         return y_TD
 
 
-def _describe(rows: ExpertRows) -> ExpertLayer:
+def expert_layer(rows: ExpertRows) -> ExpertLayer:
+    """Addresses and strides of one layer; the tensors must live as long as what is returned."""
     gate, up, down = rows.gate[0], rows.up[0], rows.down[0]
     for group in (rows.gate, rows.up, rows.down):
-        assert all(t.stride() == group[0].stride() and t.stride(1) == 1 for t in group)
+        one = group[:1] if isinstance(group, Spread) else group  # slots are all alike
+        assert all(t.stride() == one[0].stride() and t.stride(1) == 1 for t in one)
     return ExpertLayer(
         format=CODES[gate.dtype],
         hidden=gate.shape[1],
@@ -130,4 +133,4 @@ def _describe(rows: ExpertRows) -> ExpertLayer:
 
 
 def _addresses(tensors: Sequence[Tensor]) -> list[int]:
-    return [t.data_ptr() for t in tensors]
+    return tensors.addresses() if isinstance(tensors, Spread) else [t.data_ptr() for t in tensors]

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from headrace._native import Pool
-from headrace.ops.table import Cache, CacheLayer, Fade, Planned
+from headrace.ops.table import Cache, CacheLayer, Planned
+from headrace.planning.policies import Fade
 
 
 class NativePlan:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headrace.ops.table import Cache, CacheLayer, Fade, Planned
-from headrace.planning.policies import DEFAULT_TERMS, KEEP_BITS, SUM_BITS
+from headrace.ops.table import Cache, CacheLayer, Planned
+from headrace.planning.policies import DEFAULT_TERMS, KEEP_BITS, SUM_BITS, Fade
 
 
 def plan(

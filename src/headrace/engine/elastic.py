@@ -1,0 +1,108 @@
+"""Resizes what a running engine holds, between two steps: expert slots, KV blocks, state slots.
+
+What shrinks gives its memory up before anything grows. No request is lost: a sequence that no
+longer fits waits and is computed again.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from headrace.engine.pools import Pools, Sizes
+from headrace.engine.scheduler import Scheduler
+from headrace.errors import CapacityError
+from headrace.experts.placement import Hybrid, Placement
+from headrace.planning.budget import MemoryBudget
+from headrace.planning.elastic import Limits, after_failure
+
+
+@dataclass(frozen=True, slots=True)
+class Resized:
+    """Before, after, and what it took."""
+
+    before: MemoryBudget
+    after: MemoryBudget
+    dropped_rows: int
+    preempted: int
+    pause_s: float
+
+
+class Elastic:
+    """The resizable parts of one engine; used by its thread."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        pools: Pools,
+        placement: Placement,
+        budget: MemoryBudget,
+        limits: Limits,
+    ) -> None:
+        """`budget`: as planned; the slots are what the device really gave."""
+        self._scheduler, self._pools = scheduler, pools
+        self._slots = placement.slots if isinstance(placement, Hybrid) else None
+        self.limits = limits
+        self.budget = self._given(budget)
+
+    def resize(self, wanted: MemoryBudget) -> Resized:
+        """Raises CapacityError where keys, values or state find no memory; then they are as they
+        were. Experts get what there is.
+        """
+        began, before = time.perf_counter(), self.budget
+        preemptions, dropped = self._scheduler.preemptions, 0
+        if self._slots is not None and wanted.expert_slots < before.expert_slots:
+            dropped = self._slots.resize(wanted.expert_slots).dropped
+        self._shrink(wanted)
+        self._grow(wanted)
+        if self._slots is not None:
+            wanted = self._grow_experts(wanted)
+        self.budget = self._given(wanted)
+        return Resized(
+            before,
+            self.budget,
+            dropped,
+            self._scheduler.preemptions - preemptions,
+            time.perf_counter() - began,
+        )
+
+    def _given(self, budget: MemoryBudget) -> MemoryBudget:
+        slots = budget.expert_slots if self._slots is None else self._slots.capacity
+        return replace(budget, expert_slots=slots)
+
+    def _shrink(self, wanted: MemoryBudget) -> None:
+        limits = self._scheduler.limits
+        blocks = min(wanted.kv_blocks, limits.blocks)
+        states = min(wanted.state_slots, limits.state_slots)
+        if (blocks, states) != (limits.blocks, limits.state_slots):
+            moves = self._scheduler.resize(blocks, states)
+            self._pools.resize(
+                self._sizes(blocks, states),
+                moves.blocks,
+                moves.states,
+                block_tokens=limits.block_tokens,
+            )
+
+    def _grow(self, wanted: MemoryBudget) -> None:
+        limits = self._scheduler.limits
+        blocks, states = wanted.kv_blocks, wanted.state_slots
+        if (blocks, states) != (limits.blocks, limits.state_slots):
+            sizes = self._sizes(blocks, states)
+            self._pools.resize(sizes, {}, {}, block_tokens=limits.block_tokens)
+            self._scheduler.resize(blocks, states)
+
+    def _grow_experts(self, wanted: MemoryBudget) -> MemoryBudget:
+        assert self._slots is not None
+        while wanted.expert_slots > self._slots.capacity:
+            try:
+                self._slots.resize(wanted.expert_slots)
+            except CapacityError:
+                less = after_failure(wanted, self.limits)
+                if less is None:
+                    break
+                wanted = less
+        return wanted
+
+    def _sizes(self, blocks: int, states: int) -> Sizes:
+        limits = self._scheduler.limits
+        return Sizes((limits.first_block + blocks) * limits.block_tokens, states)

@@ -1,0 +1,126 @@
+"""What can be done to a running engine: resize it, record its routing, ask how its experts fare.
+
+On a device with memory of its own the budget follows the context and the pressure of other
+programs by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.device.emulated import EmulatedDevice
+from headrace.engine.build import Built
+from headrace.engine.elastic import Elastic, Resized
+from headrace.engine.recorder import Recorder
+from headrace.engine.scheduler import Scheduler
+from headrace.errors import CapacityError
+from headrace.experts.placement import Hybrid
+from headrace.planning.budget import MemoryBudget, mib
+from headrace.planning.elastic import Use, limits_for, parse_resize, rebalance
+
+log = logging.getLogger(__name__)
+
+LOOK_STEPS = 16  # between two looks at whether the memory is well divided
+
+
+class Live:
+    """Over the parts of one engine; used by its thread, `status` by any."""
+
+    def __init__(self, built: Built, scheduler: Scheduler) -> None:
+        self._built, self._scheduler = built, scheduler
+        opening = built.opening
+        limits = limits_for(
+            opening.source.facts,
+            opening.plan.memory,
+            opening.plan.need,
+            context=opening.limits.context,
+            placement="" if opening.plan.experts is None else opening.plan.experts.placement.value,
+        )
+        self._elastic = Elastic(
+            scheduler, built.pools, built.placement, opening.plan.memory, limits
+        )
+        self._resizes = self._steps = 0
+        self._last: Resized | None = None
+
+    @property
+    def recorder(self) -> Recorder:
+        return self._built.recorder
+
+    @property
+    def budget(self) -> MemoryBudget:
+        """As it is now."""
+        return self._elastic.budget
+
+    def parse(self, body: Mapping[str, Any]) -> MemoryBudget:
+        """The budget that a resize request asks for. Raises RequestError or CapacityError."""
+        return parse_resize(body, self._elastic.budget, self._elastic.limits)
+
+    def resize(self, wanted: MemoryBudget) -> Resized:
+        """Between steps. Raises CapacityError."""
+        try:
+            done = self._elastic.resize(wanted)
+        finally:
+            self._built.graphs.drop()
+        self._resizes += 1
+        self._last = done
+        log.info("resized in %.0f ms: %s", 1e3 * done.pause_s, _short(done.after))
+        return done
+
+    def stepped(self) -> None:
+        """A step has ended: now and then the memory is divided anew, if that is due."""
+        self._steps += 1
+        device = self._built.device
+        if self._steps % LOOK_STEPS or not isinstance(device, EmulatedDevice):
+            return
+        use = Use(self._scheduler.blocks_wanted, device.memory.free)
+        wanted = rebalance(self._elastic.budget, use, self._elastic.limits)
+        if wanted is not None:
+            try:
+                self.resize(wanted)
+            except CapacityError as error:  # somebody else took it first
+                log.warning("the memory could not be divided anew: %s", error)
+
+    def status(self) -> dict[str, Any]:
+        """JSON-able."""
+        said: dict[str, Any] = {
+            "budget": _told(self._elastic.budget),
+            "resizes": self._resizes,
+            "recording": self.recorder.recording,
+        }
+        if self._last is not None:
+            said["last_resize"] = told(self._last)
+        placement = self._built.placement
+        if isinstance(placement, Hybrid):
+            said["experts"] = placement.status()
+        return said
+
+
+def told(done: Resized) -> dict[str, Any]:
+    """For status and replies."""
+    return {
+        "before": _told(done.before),
+        "after": _told(done.after),
+        "dropped_rows": done.dropped_rows,
+        "preempted": done.preempted,
+        "pause_s": done.pause_s,
+    }
+
+
+def _told(budget: MemoryBudget) -> dict[str, Any]:
+    return {
+        "device_bytes": budget.free,
+        "expert_slots": budget.expert_slots,
+        "expert_bytes": budget.expert_slots * budget.slot_bytes,
+        "kv_blocks": budget.kv_blocks,
+        "kv_tokens": budget.kv_tokens,
+        "state_slots": budget.state_slots,
+    }
+
+
+def _short(budget: MemoryBudget) -> str:
+    return (
+        f"{budget.expert_slots} expert slots ({mib(budget.expert_slots * budget.slot_bytes)}), "
+        f"{budget.kv_tokens} tokens of keys and values, {budget.state_slots} state slots"
+    )

@@ -1,0 +1,81 @@
+"""Puts the experts of a loaded model where the plan wants them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from headrace.device.cpu import CpuDevice
+from headrace.device.emulated import EmulatedDevice
+from headrace.engine.opening import Opening
+from headrace.errors import CapacityError
+from headrace.experts.bank import ExpertBank
+from headrace.experts.placement import Hybrid, Placement, Prefill, Resident, on_device
+from headrace.experts.slots import ExpertSlots
+from headrace.experts.tuning import Tuner
+from headrace.ops.table import Ops
+from headrace.planning.placement import ExpertsPlan
+from headrace.planning.resolve import costs_of, kv_element_bytes
+
+
+def place_experts(
+    opening: Opening, bank: ExpertBank, device: CpuDevice | EmulatedDevice, ops: Ops
+) -> Placement:
+    """Raises CapacityError where the device has not the memory that was planned."""
+    plan = opening.plan.experts
+    if plan is None:
+        return Resident(bank.rows, ops)
+    assert isinstance(device, EmulatedDevice)
+    if plan.placement.value == "resident":
+        return Resident(on_device(bank, device), ops)
+    slots = _slots(plan, bank, device)
+    asked = opening.config.experts.fill if plan.placement.value == "hybrid" else "none"
+    tuner = Tuner(
+        device,
+        plan.kinds,
+        [bank.row_bytes(layer) for layer in range(len(plan.kinds))],
+        plan.rows,
+        asked,
+        most=max(bank.facts.experts),
+    )
+    return Hybrid(
+        bank,
+        slots,
+        device,
+        ops,
+        tuner,
+        most_tokens=opening.limits.step_tokens,
+        choose=_chooser(opening, plan),
+    )
+
+
+def _slots(plan: ExpertsPlan, bank: ExpertBank, device: EmulatedDevice) -> ExpertSlots:
+    """As many as were planned; a tenth less, and again, where the device has not that much."""
+    capacity = plan.slots.value
+    while True:
+        try:
+            return ExpertSlots(
+                bank,
+                device,
+                capacity=capacity,
+                staging=plan.staging.value,
+                lru=plan.policy.value == "lru",
+            )
+        except CapacityError:
+            if capacity <= 1:
+                raise
+            capacity = capacity * 9 // 10
+
+
+def _chooser(opening: Opening, plan: ExpertsPlan) -> Callable[[int], Prefill]:
+    """How a chunk of so many tokens gets its experts: the sooner way, as predicted."""
+    facts, dtype = opening.source.facts, opening.plan.dtype.value
+    costs = costs_of(plan, opening.machine, facts, kv_element_bytes(dtype))
+
+    @functools.cache
+    def choose(tokens: int) -> Prefill:
+        if plan.prefill.value != "by chunk":
+            return Prefill.ON_DEMAND
+        return Prefill(costs.choose_prefill(tokens))
+
+    return choose

@@ -1,0 +1,100 @@
+"""How a row, which is every tensor of one expert, lies on the host and in a slot.
+
+A slot holds the same bytes in the same strides, so that one copy serves every kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from headrace._native import RowSpans
+from headrace.ops.rows import Part, Spread
+from headrace.ops.table import ExpertRows
+
+ALIGN = 256  # of a slot
+SPAN_ALIGN = 64
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """Rows of one layer. Layers with equal `kind` have rows that look the same in a slot."""
+
+    nbytes: int  # of a row in a slot, a multiple of ALIGN
+    parts: tuple[tuple[Part, ...], ...]  # gate, up, down, and their biases or nothing
+    spans: RowSpans
+    like: ExpertRows  # activation and its numbers
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that one copy moves."""
+        return self.spans.row_nbytes
+
+    def kind(self) -> tuple[object, ...]:
+        return (self.nbytes, self.parts, self.like.activation, self.like.alpha, self.like.limit)
+
+    def rows(self, memory: Tensor, count: int, step: int) -> ExpertRows:
+        """`count` slots, `step` bytes apart from the start of `memory`, as rows of this layer."""
+        kinds = [Spread(memory, parts[0], count, step) if parts else () for parts in self.parts]
+        gate, up, down, gate_bias, up_bias, down_bias = kinds
+        return replace(
+            self.like,
+            gate=gate,
+            up=up,
+            down=down,
+            gate_bias=gate_bias,
+            up_bias=up_bias,
+            down_bias=down_bias,
+        )
+
+
+def layout_of(rows: ExpertRows) -> RowLayout:
+    """From where the tensors of the experts lie. Tensors that interleave travel as one span."""
+    kinds = (rows.gate, rows.up, rows.down, rows.gate_bias, rows.up_bias, rows.down_bias)
+    present = [i for i, kind in enumerate(kinds) if kind]
+    first = [kinds[i][0] for i in present]
+    groups = _overlapping(first)
+    nbytes, offsets = [], []
+    parts: list[tuple[Part, ...]] = [()] * len(kinds)
+    cursor = 0
+    for group in groups:
+        start = min(first[i].data_ptr() for i in group)
+        end = max(_end(first[i]) for i in group)
+        nbytes.append(end - start)
+        offsets.append(cursor)
+        for i in group:
+            tensor = first[i]
+            at = cursor + tensor.data_ptr() - start
+            part = Part(at, tuple(tensor.shape), tensor.stride(), tensor.dtype)
+            parts[present[i]] = (part,)
+        cursor = -(-(cursor + end - start) // SPAN_ALIGN) * SPAN_ALIGN
+    sources = []
+    for expert in range(rows.count):
+        own = [kinds[i][expert] for i in present]
+        starts = [min(own[i].data_ptr() for i in group) for group in groups]
+        ends = [max(_end(own[i]) for i in group) for group in groups]
+        assert [e - s for s, e in zip(starts, ends, strict=True)] == nbytes, "rows differ in layout"
+        sources.append(starts)
+    spans = RowSpans(sources, nbytes, offsets)
+    return RowLayout(-(-cursor // ALIGN) * ALIGN, tuple(parts), spans, rows)
+
+
+def _end(tensor: Tensor) -> int:
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def _overlapping(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Indices of tensors whose bytes interleave, grouped, in order of address."""
+    order = sorted(range(len(tensors)), key=lambda i: tensors[i].data_ptr())
+    groups: list[list[int]] = []
+    end = 0
+    for i in order:
+        if groups and tensors[i].data_ptr() < end:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+        end = max(end, _end(tensors[i]))
+    return groups

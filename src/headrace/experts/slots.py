@@ -1,0 +1,164 @@
+"""Expert slots on the device and the table of what is in them.
+
+One flat cache for all layers: any slot takes a row of any layer. Behind the resident slots, in the
+same numbering, lie staging slots that hold no row for longer than a layer of a prompt takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from headrace.device.emulated import EmulatedDevice
+from headrace.errors import CapacityError
+from headrace.experts.bank import ExpertBank
+from headrace.ops.table import Cache, CacheLayer, ExpertRows, Planned
+from headrace.planning.facts import ExpertKey
+from headrace.planning.lru import Shrunk, shrink
+
+
+@dataclass(frozen=True, slots=True)
+class Reshaped:
+    """What a resize did, in rows."""
+
+    dropped: int
+    moved: int
+
+
+class ExpertSlots:
+    """`capacity` resident slots and `staging` more; both may change between steps."""
+
+    def __init__(
+        self,
+        bank: ExpertBank,
+        device: EmulatedDevice,
+        *,
+        capacity: int,
+        staging: int,
+        lru: bool = False,
+    ) -> None:
+        """Raises CapacityError where the device has not the memory."""
+        self._bank, self._device = bank, device
+        experts = bank.facts.experts
+        self._base = [0, *accumulate(experts)]
+        self._keys = [ExpertKey(layer, e) for layer, n in enumerate(experts) for e in range(n)]
+        self.slot_bytes = bank.slot_bytes
+        most_staging = 2 * max(experts)
+        self._memory = device.elastic((self._base[-1] + most_staging) * self.slot_bytes)
+        rows = self._base[-1]
+        self._row_of = device.empty((rows,), torch.int32)  # of every slot there can be
+        self._fixed = (
+            device.empty((rows,), torch.int32).fill_(-1),
+            device.zeros((2, rows), torch.int64),
+            device.zeros((rows,), torch.int64),
+            device.zeros((1,), torch.int64),
+        )
+        self._lru = lru
+        self._cache = self._view(0)
+        self.capacity = self.staging = 0
+        self._views: dict[tuple[object, ...], ExpertRows] = {}
+        self._resize(capacity, staging)
+
+    @property
+    def cache(self) -> Cache:
+        """The residency table, on the device."""
+        return self._cache
+
+    @property
+    def memory(self) -> Tensor:
+        """All slots, uint8."""
+        return self._memory.tensor
+
+    @property
+    def nbytes(self) -> int:
+        return self._memory.committed
+
+    def layer(self, layer: int) -> CacheLayer:
+        return CacheLayer(self._base[layer], self._base[layer + 1] - self._base[layer])
+
+    def rows(self, layer: int) -> ExpertRows:
+        """All slots, staging included, as rows of this layer; one object for layers alike."""
+        layout = self._bank.layouts[layer]
+        kind = layout.kind()
+        if kind not in self._views:
+            count = self.capacity + self.staging
+            self._views[kind] = layout.rows(self.memory, count, self.slot_bytes)
+        return self._views[kind]
+
+    def planned(self, tokens: int, top_k: int, experts: int, counts_4: Tensor) -> Planned:
+        """Buffers for the plan of one layer with so many tokens."""
+        ids = (tokens, top_k)
+        empty = self._device.empty
+        return Planned(
+            slot_ids_TX=empty(ids, torch.int32),
+            host_ids_TX=empty(ids, torch.int32),
+            fill_experts_E=empty((experts,), torch.int32),
+            fill_slots_E=empty((experts,), torch.int32),
+            counts_4=counts_4,
+        )
+
+    def residents(self) -> dict[ExpertKey, int]:
+        """Every resident expert and its slot. Reads the device: between steps only."""
+        rows = self._cache.row_of_S.tolist()
+        return {self._keys[row]: slot for slot, row in enumerate(rows) if row >= 0}
+
+    def resize(self, capacity: int, staging: int | None = None) -> Reshaped:
+        """Between steps. Shrinking keeps the most valuable rows.
+
+        Raises CapacityError beyond the device's memory; then nothing has changed.
+        """
+        return self._resize(capacity, self.staging if staging is None else staging)
+
+    def check(self) -> None:
+        """Asserts that slots and rows are one to one."""
+        cache = self._cache
+        rows = cache.row_of_S.tolist()
+        held = [row for row in rows if row >= 0]
+        assert len(set(held)) == len(held), "a row lies in two slots"
+        slot_of = cache.slot_of_R.tolist()
+        assert all(slot_of[row] == slot for slot, row in enumerate(rows) if row >= 0)
+        assert sum(slot >= 0 for slot in slot_of) == len(held)
+
+    def close(self) -> None:
+        self._memory.close()
+
+    def _resize(self, capacity: int, staging: int) -> Reshaped:
+        most = self._base[-1]
+        if not 0 <= capacity <= most:
+            raise CapacityError(f"{capacity} expert slots", expected=f"0 to {most}")
+        if not 0 <= staging <= 2 * max(self._bank.facts.experts):
+            raise CapacityError(f"{staging} staging slots")
+        nbytes = (capacity + staging) * self.slot_bytes
+        plan = Shrunk([], [], [])
+        if capacity < self.capacity:
+            cache = self._cache
+            plan = shrink(cache.value_R.tolist(), cache.row_of_S.tolist(), capacity)
+            self._apply(plan)
+            self._memory.resize(nbytes)
+        else:
+            self._memory.resize(nbytes)
+            self._row_of[self.capacity : capacity] = -1
+        self.capacity, self.staging = capacity, staging
+        self._views.clear()
+        self._cache = self._view(capacity)
+        self._device.moved()
+        return Reshaped(len(plan.evicted), len(plan.moves))
+
+    def _view(self, capacity: int) -> Cache:
+        slot_of_R, sums_2R, value_R, clock_1 = self._fixed
+        return Cache(slot_of_R, self._row_of[:capacity], sums_2R, value_R, clock_1, self._lru)
+
+    def _apply(self, plan: Shrunk) -> None:
+        """Rows that stay move down; slots that are given up hold nothing that is told of."""
+        slots = self.memory[: self.capacity * self.slot_bytes].view(self.capacity, self.slot_bytes)
+        for source, to in plan.moves:
+            slots[to].copy_(slots[source])
+        self._fixed[0].fill_(-1)
+        held = [(row, slot) for slot, row in enumerate(plan.row_of_slot) if row >= 0]
+        rows, at = torch.tensor(held, dtype=torch.long).view(-1, 2).unbind(1)
+        self._fixed[0][rows] = at.int()
+        self._row_of.fill_(-1)
+        self._row_of[at] = rows.int()

@@ -1,0 +1,64 @@
+"""A table whose ops charge a virtual clock with the bytes they read and the operations they do.
+
+Results are those of the table underneath. Charged are matrix products, experts and attention; the
+rest is small beside them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from headrace.device.clock import VirtualClock
+from headrace.ops.spans import Spans
+from headrace.ops.table import ExpertRows, Linear, Ops, Routing
+
+
+def charged(ops: Ops, clock: VirtualClock) -> Ops:
+    """`ops`, each call charged to `clock`."""
+    kernel = clock.kernel
+
+    def linear(x_TK: Tensor, w: Linear) -> Tensor:
+        weights = w.rows * w.columns
+        nbytes = weights * w.parts[0].element_size() + x_TK.numel() * 4
+        kernel(nbytes, 2 * x_TK.shape[0] * weights)
+        return ops.linear(x_TK, w)
+
+    def experts(x_TD: Tensor, routing: Routing, rows: ExpertRows) -> Tensor:
+        kernel(*_expert_work(routing.ids_TX, rows))
+        return ops.experts(x_TD, routing, rows)
+
+    def experts_parts(x_TD: Tensor, ids_TX: Tensor, rows: ExpertRows, parts_TXD: Tensor) -> None:
+        kernel(*_expert_work(ids_TX, rows))
+        ops.experts_parts(x_TD, ids_TX, rows, parts_TXD)
+
+    def attention(
+        q_THD: Tensor,
+        k_pool: Tensor,
+        v_pool: Tensor,
+        spans: Spans,
+        *,
+        scale: float,
+        window: int = 0,
+        sinks_H: Tensor | None = None,
+    ) -> Tensor:
+        keys = int(spans.contexts_S.sum()) + q_THD.shape[0]
+        width = k_pool[0].numel() + v_pool[0].numel()
+        seen = keys * q_THD.shape[0] * q_THD.shape[1] * q_THD.shape[2]
+        kernel(keys * width * k_pool.element_size(), 4 * seen)
+        return ops.attention(
+            q_THD, k_pool, v_pool, spans, scale=scale, window=window, sinks_H=sinks_H
+        )
+
+    return replace(
+        ops, linear=linear, experts=experts, experts_parts=experts_parts, attention=attention
+    )
+
+
+def _expert_work(ids_TX: Tensor, rows: ExpertRows) -> tuple[int, int]:
+    """(bytes, operations) of the experts that are chosen: each is read once."""
+    ids = [e for e in ids_TX.flatten().tolist() if e >= 0]
+    gate = rows.gate[0]
+    weights = 3 * gate.shape[0] * gate.shape[1]
+    return len(set(ids)) * weights * gate.element_size(), 2 * len(ids) * weights

@@ -1,0 +1,55 @@
+"""Equal tensors at equal distances: expert rows in slots, without a view of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One tensor of a row within a slot."""
+
+    offset: int  # bytes
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # elements
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """From its first byte to its last."""
+        last = sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+        return (last + 1) * self.dtype.itemsize
+
+
+class Spread(Sequence[Tensor]):
+    """`part` of each of `count` slots, `step` bytes apart; views are made when asked for."""
+
+    def __init__(self, memory: Tensor, part: Part, count: int, step: int) -> None:
+        self._memory, self.part, self._count, self._step = memory, part, count, step
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, at: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Tensor]: ...
+    def __getitem__(self, at: int | slice) -> Tensor | Sequence[Tensor]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(self._count))]
+        if not 0 <= at < self._count:
+            raise IndexError(at)
+        part = self.part
+        start = at * self._step + part.offset
+        flat = self._memory[start : start + part.nbytes].view(part.dtype)
+        return flat.as_strided(part.shape, part.strides)
+
+    def addresses(self) -> list[int]:
+        """Of each tensor, without making it."""
+        first = self._memory.data_ptr() + self.part.offset
+        return list(range(first, first + self._count * self._step, self._step))
