@@ -27,13 +27,13 @@ from headrace.ops.table import (
     Cache,
     CacheLayer,
     ExpertRows,
-    Fade,
     Linear,
     Ops,
     Router,
     Routing,
     Score,
 )
+from headrace.planning.policies import Fade
 
 
 def linear(r: Random) -> Iterator[Case]:

@@ -23,7 +23,7 @@ class Plain(Graphs):
     """Never captures."""
 
     def forward(self, batch: Batch, state: State) -> Logits:
-        return self._compute(batch, state)
+        return self.plain(batch, state, self._experts)
 
 
 def graphs_of(engine: Engine) -> Graphs:

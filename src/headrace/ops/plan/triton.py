@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.ops.table import Cache, CacheLayer, Fade, Planned
-from headrace.planning.policies import DEFAULT_TERMS
+from headrace.ops.table import Cache, CacheLayer, Planned
+from headrace.planning.policies import DEFAULT_TERMS, Fade
 
 # A slot's rank packs (value, row) into one number, an expert's (value, expert).
 ROW_BITS = tl.constexpr(20)
