@@ -5,6 +5,7 @@ Every miss ends in exactly one of the two sets, so no expert is ever dropped.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,6 +22,13 @@ GUARD = 0.03
 # Further uses of a filled row. In `headrace simulate` small caches bear out 1, large ones 2 to 3; a
 # number of its own for each machine and cache would do better still. See docs/simulator.md.
 RETURNS = 1.5
+
+
+MOST_RETURNS = 16.0  # less never pays for the first fill over a link at a tenth of the host
+RETURNS_SCALE = 0.5
+HOPE_TURNOVERS = 0.5  # weight of the hopeful start, in fillings of the cache
+LEDGER_SLACK = 0.02
+LEDGER_KEEP = 1 - 1 / 50_000  # layers of steps that the ledger remembers
 
 
 class MissPlan(NamedTuple):
@@ -105,6 +113,56 @@ def investing(row: ProfileRow, row_bytes: int, returns: float = RETURNS) -> Fill
         return max(q for q, cost in enumerate(costs) if cost == best)
 
     return rule
+
+
+def auto_rule(row: ProfileRow, row_bytes: int, returns: float) -> FillRule:
+    """As `investing`, but a fill is credited with what its misses would cost in the best split.
+
+    `returns`: see `Returns.value`; with 0 this is `balanced`, which no pure rule ever beats in the
+    step at hand.
+    """
+    many = 64
+    best_s = min(branch_times(row, row_bytes, many, q).step_s for q in range(many + 1)) / many
+    return investing(row, row_bytes, returns * best_s * row.host / row_bytes)
+
+
+class Returns:
+    """How often a filled row is used again instead of a miss, learnt from what a cache showed.
+
+    `hits / fills` over about one turnover of the cache is what a row brings on average. One more
+    fill brings less, because it displaces a row that had its own: half the square root of it,
+    fitted in `headrace simulate`. A cold cache says nothing, so the start is hopeful. What hope
+    costs is bounded by a ledger: 2% of what the host alone would have taken for everything, and the
+    time to fill half the cache once. While it is overdrawn the value is 0.
+    """
+
+    def __init__(self, row: ProfileRow, row_bytes: int, slots: int) -> None:
+        self.row = row  # may be replaced by a corrected one at any time
+        self._row_bytes = row_bytes
+        self._slots = slots
+        self._fills = HOPE_TURNOVERS * slots
+        self._hits = self._fills * (MOST_RETURNS / RETURNS_SCALE) ** 2
+        self._spent_s = 0.0
+        self._allowed_s = HOPE_TURNOVERS * slots * row_bytes / row.link
+
+    def observe(self, active: int, hits: int, fills: int, host: int) -> None:
+        """Counts of one layer of one step, as `plan` gives them."""
+        assert active == hits + fills + host
+        kept = self._slots / (self._slots + fills)
+        self._fills = self._fills * kept + fills
+        self._hits = self._hits * kept + hits
+        alone_s = branch_times(self.row, self._row_bytes, active, 0).step_s
+        spent_s = branch_times(self.row, self._row_bytes, fills + host, fills).step_s
+        self._spent_s = self._spent_s * LEDGER_KEEP + spent_s
+        self._allowed_s = self._allowed_s * LEDGER_KEEP + alone_s * (1 + LEDGER_SLACK)
+
+    @property
+    def value(self) -> float:
+        """For `auto_rule`: 0 to 16."""
+        if self._spent_s > self._allowed_s:
+            return 0.0
+        mean = self._hits / self._fills
+        return min(MOST_RETURNS, mean, RETURNS_SCALE * math.sqrt(mean))
 
 
 def guarded(row: ProfileRow, row_bytes: int) -> FillRule:

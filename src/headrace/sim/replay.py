@@ -20,6 +20,8 @@ from headrace.planning.policies import POLICIES
 from headrace.planning.profile import ProfileRow
 from headrace.planning.split import (
     FillRule,
+    Returns,
+    auto_rule,
     balanced,
     branch_times,
     fill_all,
@@ -127,11 +129,17 @@ def replay(
     share: float,
     rule: FillRule = fill_all,
     row: ProfileRow | None = None,
+    *,
+    learns: bool = False,
 ) -> Outcome:
-    """One policy at one capacity. With `row` the time of the misses is predicted, too."""
+    """One policy at one capacity. With `row` the time of the misses is predicted, too.
+
+    `learns`: instead of `rule`, `auto_rule` with the returns of this very cache, between steps.
+    """
     slots = SlotTable(model.experts, slots_for(model, share), policy)
     uses = misses = fills = decoded = 0
     miss_s = 0.0
+    auto = _Auto(row, model, steps, slots.capacity) if learns and row is not None else None
     for step in steps:
         if step.prompt_tokens:
             slots.prefilled(step.prefill, step.prompt_tokens)
@@ -139,17 +147,41 @@ def replay(
             continue
         decoded += 1
         slots.begin_step()
+        if auto is not None:
+            rule = auto.rule()
         for active in step.active:
             plan = plan_misses(active, slots, rule)
             uses += len(active)
             filled, host = len(plan.fills), len(plan.host)
             misses += filled + host
             fills += filled
+            if auto is not None:
+                auto.returns.observe(len(active), len(plan.hits), filled, host)
             if row is not None and (filled or host):
                 row_bytes = model.row_bytes[active[0].layer]
                 miss_s += branch_times(row, row_bytes, filled + host, filled).step_s
     slots.check()
     return Outcome(policy.name, share, slots.capacity, uses, misses, fills, decoded, miss_s)
+
+
+class _Auto:
+    """A rule that is tabulated anew when its returns have moved by a twentieth."""
+
+    def __init__(
+        self, row: ProfileRow, model: TraceModel, steps: Sequence[ReplayStep], slots: int
+    ) -> None:
+        self._row, self._row_bytes = row, max(model.row_bytes)
+        self._most = max(len(keys) for step in steps for keys in step.active)
+        self.returns = Returns(row, self._row_bytes, slots)
+        self._tabulated = -1.0
+        self._rule: FillRule = fill_none
+
+    def rule(self) -> FillRule:
+        value = self.returns.value
+        if abs(value - self._tabulated) > 0.05 * self._tabulated:
+            rule = auto_rule(self._row, self._row_bytes, value)
+            self._rule, self._tabulated = from_table(tabulate(rule, self._most)), value
+        return self._rule
 
 
 def bound(model: TraceModel, steps: Sequence[ReplayStep], share: float) -> Outcome:
@@ -206,7 +238,8 @@ def predict(
     """Step time by fill rule on one declared machine."""
     row_bytes = max(model.row_bytes)
     most = max(len(keys) for step in steps for keys in step.active)
-    return {
+    outcomes = {
         name: replay(model, steps, policy(), share, rule, row)
         for name, rule in rules_for(row, row_bytes, most).items()
     }
+    return outcomes | {"auto": replay(model, steps, policy(), share, fill_none, row, learns=True)}

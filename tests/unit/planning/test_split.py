@@ -11,6 +11,8 @@ from headrace.planning.lru import Lru, SlotTable
 from headrace.planning.machines import MACHINES
 from headrace.planning.profile import ProfileRow
 from headrace.planning.split import (
+    Returns,
+    auto_rule,
     balanced,
     branch_times,
     fill_all,
@@ -69,12 +71,73 @@ def test_every_rule_stays_within_the_misses(row: ProfileRow, misses: int, return
         balanced(row, S),
         guarded(row, S),
         investing(row, S, returns),
+        auto_rule(row, S, returns),
         fraction(min(returns, 1.0)),
     ):
         assert 0 <= rule(misses) <= misses
         assert from_table(tabulate(rule, 64))(misses) == rule(misses)
     assert investing(row, S, 0.0)(misses) == balanced(row, S)(misses)
     assert investing(row, S, returns)(misses) >= balanced(row, S)(misses)
+
+
+@given(rows(), st.integers(0, 64), st.floats(0, 16))
+def test_auto_is_never_predicted_slower_than_a_pure_rule(
+    row: ProfileRow, misses: int, returns: float
+) -> None:
+    """With returns credited; without them in the step itself."""
+    best_s = min(branch_times(row, S, 64, q).step_s for q in range(65)) / 64
+
+    def cost(q: int) -> float:
+        return branch_times(row, S, misses, q).step_s - q * returns * best_s
+
+    q = auto_rule(row, S, returns)(misses)
+    pure = min(cost(0), cost(misses))
+    assert cost(q) <= pure + 1e-9 * abs(pure)
+    assert auto_rule(row, S, 0.0)(misses) == balanced(row, S)(misses)
+
+
+def fed(slots: int, *counts: tuple[int, int, int], times: int = 4000) -> list[float]:
+    """Values while (hits, fills, host) repeat."""
+    returns = Returns(ProfileRow(5e9, 2e10, 5e9, 1.5e10), S, slots)
+    values = [returns.value]
+    for i in range(times):
+        hits, fills, host = counts[i % len(counts)]
+        returns.observe(hits + fills + host, hits, fills, host)
+        values.append(returns.value)
+    return values
+
+
+def test_returns_start_with_hope_and_follow_the_cache() -> None:
+    assert fed(100, (6, 1, 1), times=0) == [16.0]
+    assert fed(100, (6, 1, 1))[-1] == pytest.approx(0.5 * 6**0.5, rel=0.01)
+    assert fed(100, (8, 1, 0), (8, 0, 0))[-1] == pytest.approx(2.0, rel=0.02)
+    assert fed(100, (8, 0, 0))[-1] == 16.0  # nothing was filled: nothing is known
+
+
+def test_no_burst_moves_returns_far() -> None:
+    values = fed(100, (6, 1, 1))
+    returns = Returns(ProfileRow(5e9, 2e10, 5e9, 1.5e10), S, 100)
+    for _ in range(4000):
+        returns.observe(8, 6, 1, 1)
+    returns.observe(8, 0, 8, 0)
+    assert returns.value > 0.9 * values[-1]
+
+
+def test_hope_that_costs_more_than_it_may_ends() -> None:
+    """Eight fills a layer and no hit: the host alone is much faster."""
+    row = ProfileRow(5e9, 2e10, 5e9, 1.5e10)
+    returns = Returns(row, S, 100)
+    spent = alone = 0.0
+    for _ in range(5000):
+        fills = auto_rule(row, S, returns.value)(8)
+        returns.observe(8, 0, fills, 8 - fills)
+        spent += branch_times(row, S, 8, fills).step_s
+        alone += branch_times(row, S, 8, 0).step_s
+    assert spent <= 1.02 * alone + 50 * S / row.link + 8 * S / row.link
+    returns = Returns(row, S, 100)
+    for _ in range(5000):
+        returns.observe(8, 0, 8, 0)
+    assert returns.value == 0.0
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from headrace.errors import ConfigError
 from headrace.planning.lru import Lru
 from headrace.planning.machines import MACHINES
 from headrace.planning.policies import DEFAULT_POLICY, POLICIES
-from headrace.planning.split import fill_none, fraction
+from headrace.planning.profile import ProfileRow
+from headrace.planning.split import FillRule, fill_all, fill_none, fraction
 from headrace.planning.trace import NONE, RoutingTrace, TraceModel
 from headrace.sim.belady import belady_misses
 from headrace.sim.calibration import PUBLISHED, synthetic_rates
@@ -162,6 +163,35 @@ def test_investing_is_no_slower_than_a_pure_rule() -> None:
         )
         pure = min(times["fill-all"].step_s, times["host-only"].step_s)
         assert times["investing"].step_s <= 1.03 * pure
+
+
+def machines(link: float) -> list[ProfileRow]:
+    """Bandwidths that subtract, that do not, and in between."""
+    host = 6e10
+    link *= host
+    return [
+        ProfileRow.subtracting(link, host),
+        ProfileRow(link, host, link, host),
+        ProfileRow(link, host, 0.8 * link, max(host - 0.6 * link, 0.1 * host)),
+    ]
+
+
+@pytest.mark.parametrize(
+    "links", [(0.25, 1.0), pytest.param((0.1, 0.15, 0.5, 0.75), marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.5])
+def test_auto_cannot_lose(links: tuple[float, ...], share: float) -> None:
+    """Over a whole replay from a cold cache: at most 3% above the better pure rule."""
+    steps = prepare(generate(SMALL, sequences=2, prompt=8, decode=64))
+
+    def run(row: ProfileRow, rule: FillRule, *, learns: bool = False) -> float:
+        policy = POLICIES[DEFAULT_POLICY](SMALL.experts, {})
+        return replay(SMALL, steps, policy, share, rule, row, learns=learns).miss_s
+
+    for link in links:
+        for row in machines(link):
+            pure = min(run(row, fill_all), run(row, fill_none))
+            assert run(row, fill_none, learns=True) <= 1.03 * pure, (link, row)
 
 
 def test_the_same_seed_gives_the_same_routing() -> None:
