@@ -131,6 +131,10 @@ class Hybrid:
             counts = self._counts_L4[list(self._bank.moe_layers)].numpy()
             self._tuner.observe(counts, links, hosts)
 
+    def close(self) -> None:
+        """Gives its slots back to the device."""
+        self.slots.close()
+
     def status(self) -> dict[str, Any]:
         """Counts, rates and branch times; JSON-able."""
         return {"slots": self.slots.capacity, "staging": self.slots.staging} | self._tuner.status()

@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.planning.policies import DEFAULT_POLICY
 from headrace.planning.trace import RoutingTrace
-from headrace.sim.chart import Line, line_chart
+from headrace.charts import Line, line_chart
 from headrace.sim.replay import BELADY, Outcome
 
 

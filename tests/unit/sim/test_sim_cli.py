@@ -11,7 +11,7 @@ import pytest
 
 from headrace.cli.main import main
 from headrace.planning.trace import RoutingTrace, TraceModel
-from headrace.sim.chart import LABEL_GAP, Line, line_chart
+from headrace.charts import LABEL_GAP, Line, line_chart
 from headrace.sim.synthetic import generate
 
 SMALL = TraceModel("small", (32,) * 4, (4,) * 4, (1 << 20,) * 4)

@@ -1,0 +1,213 @@
+"""Fetching against computing: one layer's misses, split in every way, on links of several speeds.
+
+The device is the emulated one in real time: a thread copies rows at the link's rate while the host
+pool reads others from the same memory. What a GPU computes is paced, not computed, so that the two
+branches have the machine to themselves. Times are wall times of the very code that serves.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headrace.bench.bank import random_bank
+from headrace.bench.checkpoint import Progress, Shape
+from headrace.bench.report import fingerprint
+from headrace.device.emulated import EmulatedDevice, Emulation
+from headrace.experts.bank import ExpertBank
+from headrace.experts.measure import measure
+from headrace.experts.placement import Hybrid, Prefill
+from headrace.experts.slots import ExpertSlots
+from headrace.experts.tuning import Tuner
+from headrace.ops.choose import ops_for
+from headrace.ops.table import ExpertRows, Ops, Routing
+from headrace.planning.profile import ProfileRow, layer_kind
+from headrace.planning.split import balanced, branch_times, fill_none, guarded, paper
+
+LINKS = (0.25, 0.5, 1.0)  # of the measured host bandwidth
+KERNELS = 400e9  # bytes/s at which the paced device reads its slots
+SLOTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Medians in seconds of one split: `fills` of the misses over the link."""
+
+    fills: int
+    wall_s: float
+    fill_s: float
+    host_s: float
+
+
+class Layers:
+    """Layers of one model on one device; every expert that is asked for is missing."""
+
+    def __init__(self, bank: ExpertBank, link: float) -> None:
+        self.bank = bank
+        self.device = EmulatedDevice(Emulation(memory=8 << 30, link=link))
+        facts = bank.facts
+        self.kind = layer_kind(facts, 0) or ""
+        self._ops = _paced(ops_for(self.device), self.device, facts.expert_bytes[0])
+        self._x_TD = torch.randn(1, facts.hidden)
+        self._turn = 0
+
+    def measured(self) -> ProfileRow:
+        return measure(self.bank, self.device, self.bank.moe_layers)
+
+    def placed(self, row: ProfileRow, fill: str | float, misses: int) -> Hybrid:
+        """With its own small cache, in which nothing that is asked for ever is."""
+        facts = self.bank.facts
+        tuner = Tuner(
+            self.device,
+            [layer_kind(facts, layer) for layer in range(facts.layers)],
+            facts.expert_bytes,
+            {self.kind: row},
+            fill,
+            most=misses,
+        )
+        return Hybrid(
+            self.bank,
+            ExpertSlots(self.bank, self.device, capacity=SLOTS, staging=0),
+            self.device,
+            self._ops,
+            tuner,
+            most_tokens=1,
+            choose=lambda _: Prefill.ON_DEMAND,
+        )
+
+    def step(self, placed: Hybrid, misses: int) -> list[float]:
+        """One decode step; seconds of each layer."""
+        facts, seconds = self.bank.facts, []
+        weights = torch.full((1, misses), 1 / misses)
+        first = self._turn * misses
+        self._turn += 1
+        ids_1X = torch.tensor(
+            [[(first + i) % facts.experts[0] for i in range(misses)]], dtype=torch.int32
+        )
+        routing = Routing(ids_1X, weights)
+        placed.begin(1, prefill=False)
+        for layer in self.bank.moe_layers:
+            began = time.perf_counter()
+            placed(layer, self._x_TD, routing)
+            seconds.append(time.perf_counter() - began)
+        placed.finish()
+        return seconds
+
+    def close(self) -> None:
+        self.device.close()
+
+
+def _paced(ops: Ops, device: EmulatedDevice, row_bytes: int) -> Ops:
+    """Evaluation of slots as a device of `KERNELS` bytes/s would do it; its results are not used
+    for anything here.
+    """
+
+    def experts_parts(x_TD: Tensor, ids_TX: Tensor, rows: ExpertRows, parts_TXD: Tensor) -> None:
+        here = int((ids_TX >= 0).sum())
+        device.pool.pace(round(1e9 * here * row_bytes / KERNELS))
+
+    return replace(ops, experts_parts=experts_parts)
+
+
+def sweep(layers: Layers, row: ProfileRow, misses: int, steps: int) -> list[Point]:
+    """Every split of `misses`, in turns, so that a slow moment hits all alike."""
+    placed = [layers.placed(row, q / misses, misses) for q in range(misses + 1)]
+    walls: list[list[float]] = [[] for _ in placed]
+    fills: list[list[float]] = [[] for _ in placed]
+    hosts: list[list[float]] = [[] for _ in placed]
+    for _ in range(steps):
+        for q, one in enumerate(placed):
+            walls[q] += layers.step(one, misses)
+            times = one.status()["kinds"][layers.kind]["branches"]
+            fills[q].append(times["link"]["observed_s"])
+            hosts[q].append(times["host"]["observed_s"])
+    for one in placed:
+        one.close()
+    return [
+        Point(q, *(statistics.median(values[q]) for values in (walls, fills, hosts)))
+        for q in range(misses + 1)
+    ]
+
+
+def judged(points: list[Point], row: ProfileRow, row_bytes: int, misses: int) -> dict[str, Any]:
+    """What each rule chose, what that took, and how near the prediction came."""
+    best = min(point.wall_s for point in points)
+    rules: dict[str, Callable[[int], int]] = {
+        "balanced": balanced(row, row_bytes),
+        "guarded": guarded(row, row_bytes),
+        "paper": paper(row),
+        "fill-all": lambda m: m,
+        "host-only": fill_none,
+    }
+    told = {}
+    for name, rule in rules.items():
+        wall_s = points[rule(misses)].wall_s
+        told[name] = {"q": rule(misses), "seconds": wall_s, "over_best": wall_s / best - 1}
+    subtracted = ProfileRow.subtracting(row.link, row.host)
+    return {
+        "best_q": min(points, key=lambda point: point.wall_s).fills,
+        "rules": told,
+        "error": _error(points, row, row_bytes, misses),
+        "error_of_subtraction": _error(points, subtracted, row_bytes, misses),
+    }
+
+
+def _error(points: list[Point], row: ProfileRow, row_bytes: int, misses: int) -> float:
+    """Median relative error of the predicted branch times over all splits."""
+    errors = []
+    for point in points:
+        times = branch_times(row, row_bytes, misses, point.fills)
+        for predicted, observed in ((times.fill_s, point.fill_s), (times.host_s, point.host_s)):
+            if observed > 0:
+                errors.append(abs(predicted - observed) / observed)
+    return statistics.median(errors)
+
+
+def run(
+    *, shape: Shape, misses: int, steps: int, links: tuple[float, ...], progress: Progress
+) -> dict[str, Any]:
+    """The sweep on links of these shares of the host's bandwidth."""
+    progress(0, len(links), "filling memory")
+    bank = random_bank(shape)
+    layers = Layers(bank, 0.0)
+    alone = layers.measured()
+    layers.close()
+    row_bytes = bank.row_bytes(0)
+    results = []
+    for i, share in enumerate(links):
+        progress(i, len(links), f"link at {share:g} of the host")
+        layers = Layers(bank, share * alone.host)
+        try:
+            row = layers.measured()
+            points = sweep(layers, row, misses, steps)
+            again = layers.measured()  # the machine may have changed meanwhile
+        finally:
+            layers.close()
+        results.append(
+            {
+                "link_share": share,
+                "row": asdict(row),
+                "row_afterwards": asdict(again),
+                "points": [asdict(point) for point in points],
+                "predicted": [
+                    branch_times(row, row_bytes, misses, q).step_s for q in range(misses + 1)
+                ],
+                **judged(points, row, row_bytes, misses),
+            }
+        )
+    return {
+        "bench": "hetero",
+        "row_bytes": row_bytes,
+        "misses": misses,
+        "layers": shape.layers,
+        "steps": steps,
+        "unthrottled": asdict(alone),
+        "links": results,
+        "machine": fingerprint(threads=2, isa=layers.device.pool.isa),
+    }
