@@ -2,6 +2,10 @@
 
 #include <sys/prctl.h>
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -14,6 +18,26 @@ namespace {
 constexpr std::uint64_t kEntries = 4096;
 constexpr std::size_t kPieceNbytes = 256 << 10;
 constexpr double kLongest = 1e6;  // seconds for one transfer; more would not fit the clock
+
+// A copy that leaves the caches alone, as a copy engine does: what is written is not read first.
+void stream(std::byte* to, const std::byte* from, std::size_t n) {
+#ifdef __SSE2__
+    const std::size_t head = std::min(n, (64 - reinterpret_cast<std::uintptr_t>(to) % 64) % 64);
+    std::memcpy(to, from, head);
+    std::size_t at = head;
+    for (; at + 64 <= n; at += 64) {
+        __m128i line[4];
+        for (std::size_t i = 0; i < 4; ++i)
+            line[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + at) + i);
+        for (std::size_t i = 0; i < 4; ++i)
+            _mm_stream_si128(reinterpret_cast<__m128i*>(to + at) + i, line[i]);
+    }
+    _mm_sfence();
+    std::memcpy(to + at, from + at, n - at);
+#else
+    std::memcpy(to, from, n);
+#endif
+}
 
 void require(bool fits, const std::string& what) {
     if (!fits) throw std::invalid_argument(what);
@@ -158,7 +182,7 @@ void Link::run(Entry& entry) {
 void Link::move(std::byte* to, const std::byte* from, std::size_t nbytes) {
     for (std::size_t at = 0; at < nbytes; at += kPieceNbytes) {
         const std::size_t n = std::min(kPieceNbytes, nbytes - at);
-        std::memcpy(to + at, from + at, n);
+        stream(to + at, from + at, n);
         const double now_rate = rate();
         if (now_rate != pace_.rate) pace_ = {now_rate, Clock::now(), 0.0};
         pace_.nbytes += static_cast<double>(n);

@@ -6,6 +6,8 @@ contend for this machine's memory. With a clock everything is computed as well, 
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -190,8 +192,9 @@ class EmulatedDevice:
         try:
             self.pool = _native.Pool(emulation.device_threads, pin=False, isa=isa)
             self._host_pool = _native.Pool(emulation.host_threads, pin=False, isa=isa)
-            self._link = _native.Link(0.0 if clock else emulation.link)
-            self._service = _native.HostService(self._host_pool)
+            first, last = _apart(emulation.host_threads)
+            self._link = _native.Link(0.0 if clock else emulation.link, cpu=first)
+            self._service = _native.HostService(self._host_pool, cpu=last)
         except (RuntimeError, ValueError) as error:
             raise DeviceError(
                 f"the emulated device did not start: {error}",
@@ -264,3 +267,9 @@ class EmulatedDevice:
     def _no_capture(self, what: str) -> None:
         if self.capturing:
             raise DeviceError(f"{what} while a step is captured", expected="memory made before")
+
+
+def _apart(host_threads: int) -> tuple[int, int]:
+    """CPUs of the link and of a host pool of one thread, so that they do not meet; -1 = any."""
+    cpus = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
+    return (cpus[0], cpus[-1]) if host_threads == 1 and len(cpus) > 1 else (-1, -1)
