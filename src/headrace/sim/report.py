@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from headrace.charts import Line, line_chart
 from headrace.planning.policies import DEFAULT_POLICY
 from headrace.planning.trace import RoutingTrace
-from headrace.charts import Line, line_chart
 from headrace.sim.replay import BELADY, Outcome
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.charts import LABEL_GAP, Line, line_chart
 from headrace.cli.main import main
 from headrace.planning.trace import RoutingTrace, TraceModel
-from headrace.charts import LABEL_GAP, Line, line_chart
 from headrace.sim.synthetic import generate
 
 SMALL = TraceModel("small", (32,) * 4, (4,) * 4, (1 << 20,) * 4)
