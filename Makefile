@@ -43,6 +43,7 @@ $(VENV)/bin/python:
 $(VENV)/.setup: $(VENV)/bin/python pyproject.toml constraints.txt $(NATIVE)
 	@echo "installing headrace and what it needs (a few minutes the first time)"
 	@$(INSTALL) --editable .
+	@$(BIN)/python -m compileall -q src
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.setup

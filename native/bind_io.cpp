@@ -1,5 +1,6 @@
 // Python face of io.hpp: huge-page memory and FileReader. Waiting releases the GIL and lets Ctrl-C
 // through.
+#include <dlfcn.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -10,6 +11,7 @@
 #include <chrono>
 #include <cstring>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -91,12 +93,20 @@ bool wait(FileReader& reader, double seconds) {
     }
 }
 
+// A thread without Python: it can neither hold the GIL nor be in the way when the interpreter ends.
+void load_ahead(const std::string& path) {
+    std::thread([path] {
+        static_cast<void>(dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL));
+    }).detach();
+}
+
 }  // namespace
 
 void bind_io(nb::module_& m) {
     nb::register_exception_translator(translate_file_error);
     m.def("alloc", &alloc, nb::arg("nbytes"));
     m.def("free", &free_memory, nb::arg("address"), nb::arg("nbytes"));
+    m.def("load_ahead", &load_ahead, nb::arg("path"));
     nb::class_<FileReader>(m, "FileReader")
         .def("__init__", &make_reader, nb::arg("path"), nb::arg("ranges"), nb::arg("threads") = 4,
              nb::arg("piece_bytes") = int64_t{4} << 20)

@@ -500,6 +500,9 @@ def alloc(nbytes: int) -> int:
     `free` returns it."""
 
 def free(address: int, nbytes: int) -> None: ...
+def load_ahead(path: str) -> None:
+    """Loads a shared library on a thread of its own, for an import that is about to want it. What
+    fails is left for that import to tell."""
 
 class FileReader:
     """Parallel aligned direct reads of byte ranges of one file into memory, in background

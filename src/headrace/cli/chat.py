@@ -10,7 +10,7 @@ from typing import Annotated, Any, Protocol
 
 import typer
 
-from headrace.cli import options
+from headrace.cli import ahead, options
 from headrace.cli.complaint import complain
 from headrace.cli.screen import Screen
 from headrace.errors import HeadraceError
@@ -85,6 +85,7 @@ def chat(
 def _local(
     model: str, engine: Any, thinking: bool | None, sampling: dict[str, Any]
 ) -> Iterator[tuple[str, Answers]]:
+    ahead.begin()
     from headrace.cli.answer import answer, chat_body  # noqa: PLC0415 start-up time
     from headrace.cli.meter import Meter  # noqa: PLC0415 start-up time
     from headrace.cli.model import loaded  # noqa: PLC0415 start-up time

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.cli.ahead import lasting
 from headrace.cli.environment import home
 from headrace.config import EngineConfig
 from headrace.errors import CheckpointError, ConfigError
@@ -83,8 +84,9 @@ def load(folder: Path, config: EngineConfig, progress: Progress, *, name: str) -
     opening = open_engine(folder, config)
     try:
         side = _Side(folder)
-        from headrace.engine.client import EngineClient  # noqa: PLC0415 start-up time
-        from headrace.engine.engine import Engine  # noqa: PLC0415 torch takes seconds to import
+        with lasting():
+            from headrace.engine.client import EngineClient  # noqa: PLC0415 start-up time
+            from headrace.engine.engine import Engine  # noqa: PLC0415 torch takes seconds
 
         side.wait()  # its faults are found before the weights are waited for
         engine = Engine.start(opening, progress)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headrace.cli import options
+from headrace.cli import ahead, options
 from headrace.errors import RequestError
 
 GRACE_S = 0.2  # for piped text that is about to come
@@ -45,6 +45,7 @@ def run(
     settings: options.Settings = None,
 ) -> None:
     """Answer one prompt on standard output."""
+    ahead.begin()
     from headrace.cli.answer import check_sampling, sampling_fields  # noqa: PLC0415 start-up time
     from headrace.cli.environment import start_logging  # noqa: PLC0415 start-up time
     from headrace.cli.meter import Meter  # noqa: PLC0415 start-up time
@@ -124,6 +125,7 @@ class Piped:
         self._asked = prompt is None or prompt == "-"
         self._prompt = "" if self._asked else prompt or ""
         self._parts: list[bytes] = []
+        self._patience = time.monotonic() + GRACE_S
         self._thread: threading.Thread | None = None
         if self._asked and sys.stdin.isatty() and prompt is None:
             raise RequestError("no prompt", expected="headrace run MODEL PROMPT, or text on a pipe")
@@ -138,7 +140,8 @@ class Piped:
     def joined(self) -> str:
         """The whole prompt. Raises RequestError when there is none or it is not text."""
         if self._thread is not None:
-            self._thread.join(None if self._asked or self._parts else GRACE_S)
+            wait = max(0.0, self._patience - time.monotonic())
+            self._thread.join(None if self._asked or self._parts else wait)
             if self._parts:
                 self._thread.join()
             elif self._thread.is_alive():

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli import options
+from headrace.cli import ahead, options
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
 
@@ -86,6 +86,7 @@ def _serve(
     port: int,
     grace_s: float,
 ) -> None:
+    ahead.begin()
     from headrace.api.app import create_app  # noqa: PLC0415 start-up time
     from headrace.api.guard import Door  # noqa: PLC0415 start-up time
     from headrace.api.served import Served  # noqa: PLC0415 start-up time
