@@ -70,6 +70,7 @@ class Layers:
             {self.kind: row},
             fill,
             most=misses,
+            slots=SLOTS,
         )
         return Hybrid(
             self.bank,

@@ -41,7 +41,7 @@ class Elastic:
     ) -> None:
         """`budget`: as planned; the slots are what the device really gave."""
         self._scheduler, self._pools = scheduler, pools
-        self._slots = placement.slots if isinstance(placement, Hybrid) else None
+        self._cache = placement if isinstance(placement, Hybrid) else None
         self.limits = limits
         self.budget = self._given(budget)
 
@@ -51,11 +51,11 @@ class Elastic:
         """
         began, before = time.perf_counter(), self.budget
         preemptions, dropped = self._scheduler.preemptions, 0
-        if self._slots is not None and wanted.expert_slots < before.expert_slots:
-            dropped = self._slots.resize(wanted.expert_slots).dropped
+        if self._cache is not None and wanted.expert_slots < before.expert_slots:
+            dropped = self._cache.resize(wanted.expert_slots)
         self._shrink(wanted)
         self._grow(wanted)
-        if self._slots is not None:
+        if self._cache is not None:
             wanted = self._grow_experts(wanted)
         self.budget = self._given(wanted)
         return Resized(
@@ -67,7 +67,7 @@ class Elastic:
         )
 
     def _given(self, budget: MemoryBudget) -> MemoryBudget:
-        slots = budget.expert_slots if self._slots is None else self._slots.capacity
+        slots = budget.expert_slots if self._cache is None else self._cache.slots.capacity
         return replace(budget, expert_slots=slots)
 
     def _shrink(self, wanted: MemoryBudget) -> None:
@@ -92,10 +92,10 @@ class Elastic:
             self._scheduler.resize(blocks, states)
 
     def _grow_experts(self, wanted: MemoryBudget) -> MemoryBudget:
-        assert self._slots is not None
-        while wanted.expert_slots > self._slots.capacity:
+        assert self._cache is not None
+        while wanted.expert_slots > self._cache.slots.capacity:
             try:
-                self._slots.resize(wanted.expert_slots)
+                self._cache.resize(wanted.expert_slots)
             except CapacityError:
                 less = after_failure(wanted, self.limits)
                 if less is None:

@@ -37,6 +37,7 @@ def place_experts(
         plan.rows,
         asked,
         most=max(bank.facts.experts),
+        slots=slots.capacity,
     )
     return Hybrid(
         bank,

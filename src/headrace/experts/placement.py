@@ -131,6 +131,12 @@ class Hybrid:
             counts = self._counts_L4[list(self._bank.moe_layers)].numpy()
             self._tuner.observe(counts, links, hosts)
 
+    def resize(self, slots: int) -> int:
+        """So many resident slots from now on; rows dropped. Raises CapacityError."""
+        dropped = self.slots.resize(slots).dropped
+        self._tuner.resize(slots)
+        return dropped
+
     def close(self) -> None:
         """Gives its slots back to the device."""
         self.slots.close()

@@ -35,14 +35,18 @@ class Tuner:
         fill: str | float,
         *,
         most: int,
+        slots: int,
     ) -> None:
-        """`kinds`, `row_bytes`: per layer, None where dense. `most`: misses that are tabulated."""
+        """`kinds`, `row_bytes`: per layer, None where dense. `most`: misses that are tabulated.
+
+        `slots`: of the cache that is filled.
+        """
         self._layers = [(i, kind) for i, kind in enumerate(kinds) if kind is not None]
         self._quotas: dict[str, AdaptiveQuota] = {}
         self._tables: dict[str, Tensor] = {}
         for layer, kind in self._layers:
             if kind not in self._quotas:
-                quota = AdaptiveQuota(rows[kind], row_bytes[layer], fill, most)
+                quota = AdaptiveQuota(rows[kind], row_bytes[layer], fill, most, slots)
                 table_Q = device.empty((len(quota.table),), torch.int32)
                 table_Q.copy_(torch.tensor(quota.table))
                 self._quotas[kind], self._tables[kind] = quota, table_Q
@@ -65,15 +69,19 @@ class Tuner:
         self.totals += counts.sum(axis=0)
         if not len(links) == len(hosts) == len(self._layers):
             return  # more was observed than the last step
-        done = zip(self._layers, counts[:, 2:].tolist(), links, hosts, strict=True)
-        for (_, kind), (fills, host), (_, link_ns), (_, host_ns) in done:
-            if fills or host:
-                seconds = link_ns * 1e-9, host_ns * 1e-9
-                self._quotas[kind].observe(fills, host, fill_s=seconds[0], host_s=seconds[1])
+        done = zip(self._layers, counts[:, 1:].tolist(), links, hosts, strict=True)
+        for (_, kind), (hits, fills, host), (_, link_ns), (_, host_ns) in done:
+            seconds = {"fill_s": link_ns * 1e-9, "host_s": host_ns * 1e-9}
+            self._quotas[kind].observe(fills, host, hits=hits, **seconds)
         for kind, quota in self._quotas.items():
             table = quota.retabulate()
             if table is not None:
                 self._tables[kind].copy_(torch.tensor(table))
+
+    def resize(self, slots: int) -> None:
+        """The cache has so many slots from now on."""
+        for quota in self._quotas.values():
+            quota.resize(slots)
 
     def status(self) -> dict[str, Any]:
         """Counts, and for each kind of layer its rates, `q[m]` and branch times; JSON-able."""

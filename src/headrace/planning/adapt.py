@@ -15,13 +15,14 @@ from statistics import median
 
 from headrace.planning.profile import Correction, ProfileRow
 from headrace.planning.quotas import quota_table
-from headrace.planning.split import GUARD, BranchTimes, branch_times, from_table
+from headrace.planning.split import GUARD, BranchTimes, Returns, branch_times, from_table
 
 TABLE = 64  # misses that are tabulated at most; beyond, the last share goes on
 MOVED = 0.04  # a rate that moved less since the last table makes no new one
 UNSEEN_STEPS = 24  # at least so many before a branch is tried again
 WINDOW = 21  # timed layers whose median is believed
 TRIED_LAYERS = 15  # timed before a trial ends: most of the window
+LEARNT = 0.1  # what a fill brings: a smaller change makes no new table
 KEPT = 256  # layers whose times are kept for the report
 
 
@@ -72,14 +73,21 @@ class AdaptiveQuota:
     A rule that looks at no bandwidth (all, none, a fraction) keeps its table for ever.
     """
 
-    def __init__(self, row: ProfileRow, row_bytes: int, fill: str | float, most: int) -> None:
+    def __init__(
+        self, row: ProfileRow, row_bytes: int, fill: str | float, most: int, slots: int = 1
+    ) -> None:
+        """`slots`: of the cache that these layers fill, from which `auto` learns what a fill
+        brings.
+        """
         self._correction = Correction(row, window=WINDOW)
         self._tabulated = row
         self._row_bytes = row_bytes
         self._fill = fill
         self._most = min(most, TABLE)
         self._fixed = isinstance(fill, float) or fill in ("all", "none")
-        self._rule = quota_table(fill, row, row_bytes, self._most)
+        self._returns = Returns(row, row_bytes, max(1, slots))
+        self._credited = self._returns.value
+        self._rule = quota_table(fill, row, row_bytes, self._most, self._credited)
         self._table = self._rule
         self._link, self._host = _Branch(), _Branch()
         self._step: list[tuple[int, int, float, float]] = []  # layers of the step that runs
@@ -99,9 +107,17 @@ class AdaptiveQuota:
         """Times of both branches by the present row."""
         return branch_times(self.row, self._row_bytes, misses, fills)
 
-    def observe(self, fills: int, host: int, *, fill_s: float, host_s: float) -> None:
+    def observe(
+        self, fills: int, host: int, *, fill_s: float, host_s: float, hits: int = 0
+    ) -> None:
         """One layer of one decode step: rows of each branch, and how long each took."""
         self._step.append((fills, host, fill_s, host_s))
+        if self._fill == "auto":
+            self._returns.observe(hits + fills + host, hits, fills, host)
+
+    def resize(self, slots: int) -> None:
+        """The cache has so many slots from now on."""
+        self._returns.resize(max(1, slots))
 
     def retabulate(self) -> tuple[int, ...] | None:
         """Call once after each step: the new table, or None while the old one stands."""
@@ -113,9 +129,12 @@ class AdaptiveQuota:
         if self._fixed:
             return None
         self._trials(layers)
-        if _moved(self._tabulated, self.row):
-            self._tabulated = self.row
-            self._rule = quota_table(self._fill, self.row, self._row_bytes, self._most)
+        self._returns.row = self.row
+        returns = self._returns.value
+        learnt = self._fill == "auto" and abs(returns - self._credited) > LEARNT * self._credited
+        if learnt or _moved(self._tabulated, self.row):
+            self._tabulated, self._credited = self.row, returns
+            self._rule = quota_table(self._fill, self.row, self._row_bytes, self._most, returns)
         table = self._tried(self._rule)
         if table == self._table:
             return None

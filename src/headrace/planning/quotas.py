@@ -10,21 +10,27 @@ from math import floor
 
 from headrace.planning.profile import ProfileRow
 from headrace.planning.split import (
+    CREDITED,
     GUARD,
     RETURNS,
     FillRule,
+    auto_rule,
+    branch_times,
     fill_all,
     fill_none,
     fraction,
     guarded,
-    investing,
     paper,
     tabulate,
 )
 
 
-def rule_named(fill: str | float, row: ProfileRow, row_bytes: int) -> FillRule:
-    """The fill rule of a setting. `auto` invests: a fill is credited with the hits it brings."""
+def rule_named(
+    fill: str | float, row: ProfileRow, row_bytes: int, returns: float = RETURNS
+) -> FillRule:
+    """The fill rule of a setting. `auto` invests: a fill is credited with the misses that it is
+    expected to save, `returns` of them.
+    """
     if isinstance(fill, float):
         return fraction(fill)
     if fill == "all":
@@ -35,18 +41,26 @@ def rule_named(fill: str | float, row: ProfileRow, row_bytes: int) -> FillRule:
         return paper(row)
     if fill == "balanced":
         return guarded(row, row_bytes)
-    return investing(row, row_bytes)
+    return auto_rule(row, row_bytes, returns)
 
 
-def quota_table(fill: str | float, row: ProfileRow, row_bytes: int, most: int) -> tuple[int, ...]:
-    """`tabulate(rule_named(fill, row, row_bytes), most)`, in time that is linear in `most`."""
+def quota_table(
+    fill: str | float, row: ProfileRow, row_bytes: int, most: int, returns: float = RETURNS
+) -> tuple[int, ...]:
+    """`tabulate(rule_named(...), most)`, in time that is linear in `most`."""
     if fill not in ("auto", "balanced"):
         return tabulate(rule_named(fill, row, row_bytes), most)
-    credit_s = RETURNS * row_bytes / row.host if fill == "auto" else 0.0
+    credit_s = returns * _miss_s(row, row_bytes) if fill == "auto" else 0.0
     return tuple(
         _cheapest(row, row_bytes, misses, credit_s, guard=fill == "balanced")
         for misses in range(most + 1)
     )
+
+
+def _miss_s(row: ProfileRow, row_bytes: int) -> float:
+    """Seconds of one of many misses in the best split, as `auto_rule` credits them."""
+    q = _cheapest(row, row_bytes, CREDITED, 0.0, guard=False)
+    return branch_times(row, row_bytes, CREDITED, q).step_s / CREDITED
 
 
 def _cheapest(row: ProfileRow, row_bytes: int, misses: int, credit_s: float, *, guard: bool) -> int:

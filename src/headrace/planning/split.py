@@ -31,6 +31,10 @@ LEDGER_SLACK = 0.02
 LEDGER_KEEP = 1 - 1 / 50_000  # layers of steps that the ledger remembers
 
 
+# Misses over which the cost of one is taken.
+CREDITED = 64
+
+
 class MissPlan(NamedTuple):
     """What one layer of one step does with each active expert."""
 
@@ -121,8 +125,8 @@ def auto_rule(row: ProfileRow, row_bytes: int, returns: float) -> FillRule:
     `returns`: see `Returns.value`; with 0 this is `balanced`, which no pure rule ever beats in the
     step at hand.
     """
-    many = 64
-    best_s = min(branch_times(row, row_bytes, many, q).step_s for q in range(many + 1)) / many
+    times = [branch_times(row, row_bytes, CREDITED, q).step_s for q in range(CREDITED + 1)]
+    best_s = min(times) / CREDITED
     return investing(row, row_bytes, returns * best_s * row.host / row_bytes)
 
 
@@ -155,6 +159,10 @@ class Returns:
         spent_s = branch_times(self.row, self._row_bytes, fills + host, fills).step_s
         self._spent_s = self._spent_s * LEDGER_KEEP + spent_s
         self._allowed_s = self._allowed_s * LEDGER_KEEP + alone_s * (1 + LEDGER_SLACK)
+
+    def resize(self, slots: int) -> None:
+        """The cache has so many slots from now on."""
+        self._slots = slots
 
     @property
     def value(self) -> float:
