@@ -9,19 +9,19 @@ inline float exp_one(float x) {
     return lanes[0];
 }
 
-// Turns a row of scores into weights relative to the running maximum. Columns [low, high) count.
-inline void weigh_row(float* scores, int low, int high, float* sums, int padded) {
-    constexpr int kTile = Attention::kTile;
+// Turns a row of scores into weights relative to the running maximum. Of `columns`, those in
+// [low, high) count.
+inline void weigh_row(float* scores, int low, int high, int columns, float* sums, int padded) {
     const float none = -std::numeric_limits<float>::infinity();
     for (int j = 0; j < low; ++j) scores[j] = none;
-    for (int j = high; j < kTile; ++j) scores[j] = none;
+    for (int j = high; j < columns; ++j) scores[j] = none;
     F32 tops = F32::load(scores);
-    for (int j = F32::N; j < kTile; j += F32::N) tops = max(tops, F32::load(scores + j));
+    for (int j = F32::N; j < columns; j += F32::N) tops = max(tops, F32::load(scores + j));
     const float before = sums[padded];
     const float tile_top = tops.reduce_max();
     const float top = before > tile_top ? before : tile_top;
     F32 weights = F32::zero();
-    for (int j = 0; j < kTile; j += F32::N) {
+    for (int j = 0; j < columns; j += F32::N) {
         const F32 w = exp(F32::load(scores + j) - F32::set1(top));
         w.store(scores + j);
         weights = weights + w;
@@ -73,7 +73,8 @@ inline void finish_row(const Attention& c, float* total, int head, float* out) {
     by /= weights;
     for (int d = 0; d < c.value_dim; d += F32::N) {
         const int lanes = c.value_dim - d < F32::N ? c.value_dim - d : F32::N;
-        store_lanes(F32::load(total + d) * F32::set1(by), out + d, lanes);
+        // A sum that underflowed may be -0 or 0, as more or fewer unseen keys were added to it.
+        store_lanes(F32::load(total + d) * F32::set1(by) + F32::zero(), out + d, lanes);
     }
 }
 
@@ -126,7 +127,8 @@ inline TileView view_tile(const Attention& c, std::int64_t base, std::int64_t po
     return view;
 }
 
-// One tile for the queries of one KV head, `s` being the memory of its rows.
+// One tile for the queries of one KV head, `s` being the memory of its rows. Columns behind the
+// last key that is seen are left out: they would add zeros.
 inline void attend_tile(const Attention& c, int sequence, int kv_head, std::int64_t base,
                         std::int64_t position, const TileView& view, const AttentionScratch& s) {
     constexpr int kTile = Attention::kTile;
@@ -137,19 +139,20 @@ inline void attend_tile(const Attention& c, int sequence, int kv_head, std::int6
         load_tile<float>(c, sequence, kv_head, base, view.low, view.high, s);
     else
         load_tile<std::uint16_t>(c, sequence, kv_head, base, view.low, view.high, s);
+    const int columns = used_columns(view.high);
     const int rows = (view.last - view.first) * group;
     const std::int64_t skipped = static_cast<std::int64_t>(view.first) * group;
     float* sums = s.span + skipped * entry;
     panel_product<false>(
         {s.q + skipped * c.head_dim, c.head_dim, s.keys, kTile, c.head_dim, s.scores, kTile}, rows,
-        kTile / F32::N);
+        columns / F32::N);
     for (int r = 0; r < rows; ++r) {
         const std::int64_t at = position + view.first + r / group;
         weigh_row(s.scores + static_cast<std::int64_t>(r) * kTile,
-                  tile_column(base, c.first_key(at)), tile_column(base, at + 1), sums + r * entry,
-                  padded);
+                  tile_column(base, c.first_key(at)), tile_column(base, at + 1), columns,
+                  sums + r * entry, padded);
     }
-    panel_product<true>({s.scores, kTile, s.values, padded, kTile, sums, entry}, rows,
+    panel_product<true>({s.scores, kTile, s.values, padded, columns, sums, entry}, rows,
                         padded / F32::N);
 }
 
@@ -189,6 +192,12 @@ inline void attention_piece(const Attention& c, const AttentionPiece& p, std::by
     const AttentionScratch s = attention_scratch(c, rows, scratch, &nbytes);
     const int wide = c.head_dim > c.value_dim ? c.head_dim : c.value_dim;
     std::memset(s.zeros, 0, static_cast<std::size_t>(wide) * sizeof(float));
+    if (piece_rows_of_head(c, p) <= Attention::kFewRows) {
+        const std::int64_t last = c.contexts[p.sequence] + p.last_token - c.offsets[p.sequence];
+        const std::int64_t first = p.first_span * Attention::kSpan;
+        const std::int64_t next = first + Attention::kTile;
+        fetch_keys(c, p, first, last < next ? last : next);
+    }
     load_queries(c, p, s.q);
     for (int r = 0; r < rows; ++r) clear_sums(s.total + r * entry, padded);
     for (std::int64_t span = p.first_span; span < p.last_span; ++span) {

@@ -150,21 +150,30 @@ inline void fetch_keys(const Attention& c, const AttentionPiece& p, std::int64_t
     }
 }
 
-// Keys [low, high) of the tile that starts at `base`, turned and widened; zeros elsewhere.
+// Columns of a tile that are worth computing where [0, high) are seen: whole vectors, whole blocks.
+inline int used_columns(int high) {
+    constexpr int kUnit = F32::N > kTurned ? F32::N : kTurned;
+    static_assert(Attention::kTile % kUnit == 0 && kUnit % F32::N == 0);
+    return (high + kUnit - 1) / kUnit * kUnit;
+}
+
+// Keys [low, high) of the tile that starts at `base`, turned and widened; zeros elsewhere in the
+// used columns.
 template <class T>
 inline void load_tile(const Attention& c, int sequence, int head, std::int64_t base, int low,
                       int high, const AttentionScratch& s) {
     auto** key_rows = reinterpret_cast<const T**>(s.key_rows);
     auto** value_rows = reinterpret_cast<const T**>(s.value_rows);
-    for (int j = 0; j < Attention::kTile; ++j) {
+    const int columns = used_columns(high);
+    for (int j = 0; j < columns; ++j) {
         key_rows[j] = value_rows[j] = reinterpret_cast<const T*>(s.zeros);
         if (j < low || j >= high) continue;
         const std::int64_t row = kv_row(c, sequence, head, base + j);
         key_rows[j] = reinterpret_cast<const T*>(c.k) + row * c.head_dim;
         value_rows[j] = reinterpret_cast<const T*>(c.v) + row * c.value_dim;
     }
-    turn_keys(key_rows, Attention::kTile, c.head_dim, s.keys, Attention::kTile);
-    widen_values(value_rows, Attention::kTile, c.value_dim, s.values, padded_values(c));
+    turn_keys(key_rows, columns, c.head_dim, s.keys, Attention::kTile);
+    widen_values(value_rows, columns, c.value_dim, s.values, padded_values(c));
 }
 
 }  // namespace headrace::HEADRACE_ISA

@@ -66,7 +66,12 @@ inline void panel_product(const Panel& p, int rows, int vectors) {
     for (int u = 0; u < vectors; u += 2) {
         const int to = u + 2 < vectors ? u + 2 : vectors;
         int row = 0;
-        for (; row + 6 <= rows; row += 6) panel_strip<6, 2, kAdd>(p, row, u, to);
+        // Seven and eight rows are two blocks of about four: one or two alone wait for their sums.
+        for (; rows - row > 8 || rows - row == 6; row += 6) panel_strip<6, 2, kAdd>(p, row, u, to);
+        if (rows - row > 6) {
+            panel_strip<4, 2, kAdd>(p, row, u, to);
+            row += 4;
+        }
         switch (rows - row) {
             case 5:
                 panel_strip<5, 2, kAdd>(p, row, u, to);
