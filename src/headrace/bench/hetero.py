@@ -19,6 +19,7 @@ from torch import Tensor
 from headrace.bench.bank import random_bank
 from headrace.bench.checkpoint import Progress, Shape
 from headrace.bench.report import fingerprint
+from headrace.charts import Line, line_chart
 from headrace.device.emulated import EmulatedDevice, Emulation
 from headrace.experts.bank import ExpertBank
 from headrace.experts.measure import measure
@@ -33,6 +34,9 @@ from headrace.planning.split import balanced, branch_times, fill_none, guarded, 
 LINKS = (0.25, 0.5, 1.0)  # of the measured host bandwidth
 KERNELS = 400e9  # bytes/s at which the paced device reads its slots
 SLOTS = 16
+
+
+Points = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +172,36 @@ def _error(points: list[Point], row: ProfileRow, row_bytes: int, misses: int) ->
             if observed > 0:
                 errors.append(abs(predicted - observed) / observed)
     return statistics.median(errors)
+
+
+def charts(result: dict[str, Any]) -> dict[str, str]:
+    """Name -> SVG: step time against fills, observed and predicted, a chart per link."""
+    drawn = {}
+    for link in result["links"]:
+        observed = [(p["fills"], 1e3 * p["wall_s"]) for p in link["points"]]
+        row = ProfileRow(**link["row"])
+        subtracted = ProfileRow.subtracting(row.link, row.host)
+        nbytes, misses = result["row_bytes"], result["misses"]
+
+        def times(row: ProfileRow, nbytes: int = nbytes, misses: int = misses) -> Points:
+            return tuple(
+                (q, 1e3 * branch_times(row, nbytes, misses, q).step_s) for q in range(misses + 1)
+            )
+
+        lines = [
+            Line("observed", tuple(observed), strong=True),
+            Line("predicted", times(row)),
+            Line("by subtraction", times(subtracted), dashed=True),
+        ]
+        share = link["link_share"]
+        drawn[f"split-{share:g}"] = line_chart(
+            lines,
+            title=f"{misses} misses, link at {share:g} of the host's bandwidth",
+            subtitle="milliseconds of one layer; the rest of the misses is computed on the CPU",
+            x_label="misses that are fetched over the link",
+            y_label="ms",
+        )
+    return drawn
 
 
 def run(

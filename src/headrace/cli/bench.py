@@ -1,4 +1,4 @@
-"""`headrace bench decode|prefill`: how fast a model or a shape runs here, and how fast it could."""
+"""`headrace bench decode|prefill|hetero`: how fast a model or a shape runs here, how fast it could."""
 
 from __future__ import annotations
 
@@ -84,6 +84,39 @@ def prefill(
     shape = Shape(hidden, width, experts, top_k, layers, dtype=dtype)
     run = Run(model, tokens, repeats, threads)
     _report(measure, run, shape, as_json=as_json, out=out)
+
+
+@app.command("hetero")
+def hetero(
+    hidden: Hidden = 2048,
+    width: Width = 768,
+    experts: Experts = 64,
+    layers: Layers = 4,
+    dtype: Dtype = "bfloat16",
+    misses: Annotated[int, typer.Option(min=1, help="Of one layer, shared out.")] = 8,
+    steps: Annotated[int, typer.Option(min=1, help="Of every split.")] = 15,
+    charts: Annotated[Path | None, typer.Option(help="Folder for SVG charts.")] = None,
+    as_json: options.Json = False,
+    out: Out = None,
+) -> None:
+    """Misses of a layer fetched or computed: every split, on emulated links of three speeds."""
+    from headrace.bench.checkpoint import Shape  # noqa: PLC0415 start-up time
+    from headrace.bench.hetero import LINKS, run  # noqa: PLC0415 start-up time
+    from headrace.bench.hetero import charts as draw  # noqa: PLC0415 start-up time
+    from headrace.bench.hetero_report import text  # noqa: PLC0415 start-up time
+    from headrace.bench.report import write  # noqa: PLC0415 start-up time
+    from headrace.cli.meter import Meter  # noqa: PLC0415 start-up time
+
+    start_logging("warning")
+    shape = Shape(hidden, width, experts, misses, layers, dtype=dtype)
+    with Meter("measuring") as meter:
+        result = run(shape=shape, misses=misses, steps=steps, links=LINKS, progress=meter.show)
+    if out is not None:
+        write(out, result)
+    if charts is not None:
+        for name, svg in draw(result).items():
+            (charts / f"{name}.svg").write_text(svg)
+    sys.stdout.write(json.dumps(result) + "\n" if as_json else text(result))
 
 
 def _report(

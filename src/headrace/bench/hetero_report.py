@@ -1,0 +1,41 @@
+"""The result of `bench hetero` for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def text(result: dict[str, Any]) -> str:
+    """A table per link: each split as observed and predicted, then what each rule chose."""
+    lines = [
+        f"{result['misses']} misses of {result['row_bytes'] / 1e6:.1f} MB, "
+        f"{result['layers']} layers, {result['steps']} steps of every split"
+    ]
+    for link in result["links"]:
+        row = link["row"]
+        lines += [
+            "",
+            f"link at {link['link_share']:g} of the host: {_gb(row['link'])} alone, "
+            f"{_gb(row['link_shared'])} shared; host {_gb(row['host'])} alone, "
+            f"{_gb(row['host_shared'])} shared",
+            "  fetched   observed ms   predicted ms",
+        ]
+        for point, predicted in zip(link["points"], link["predicted"], strict=True):
+            lines.append(
+                f"  {point['fills']:>7}   {1e3 * point['wall_s']:>11.2f}   {1e3 * predicted:>12.2f}"
+            )
+        for name, rule in link["rules"].items():
+            lines.append(f"  {name:<10} fetches {rule['q']}: {_percent(rule['over_best'])}")
+        lines.append(
+            f"  branch times are predicted to {100 * link['error']:.0f}% (median), "
+            f"to {100 * link['error_of_subtraction']:.0f}% where bandwidths are subtracted"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _gb(rate: float) -> str:
+    return f"{rate / 1e9:.1f} GB/s"
+
+
+def _percent(over: float) -> str:
+    return "the best split" if over == 0 else f"{100 * over:.1f}% over the best split"
