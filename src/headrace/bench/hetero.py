@@ -18,6 +18,7 @@ from torch import Tensor
 
 from headrace.bench.bank import random_bank
 from headrace.bench.checkpoint import Progress, Shape
+from headrace.bench.control import planning, resizing
 from headrace.bench.report import fingerprint
 from headrace.charts import Line, line_chart
 from headrace.device.emulated import EmulatedDevice, Emulation
@@ -236,6 +237,7 @@ def run(
                 **judged(points, row, row_bytes, misses),
             }
         )
+    progress(len(links), len(links), "control")
     return {
         "bench": "hetero",
         "row_bytes": row_bytes,
@@ -244,5 +246,7 @@ def run(
         "steps": steps,
         "unthrottled": asdict(alone),
         "links": results,
+        "planning": planning(),
+        "resizing": resizing(bank, min(128, shape.layers * shape.experts)),
         "machine": fingerprint(threads=2, isa=layers.device.pool.isa),
     }

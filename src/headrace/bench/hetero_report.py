@@ -30,6 +30,14 @@ def text(result: dict[str, Any]) -> str:
             f"  branch times are predicted to {100 * link['error']:.0f}% (median), "
             f"to {100 * link['error_of_subtraction']:.0f}% where bandwidths are subtracted"
         )
+    planning, resizing = result["planning"], result["resizing"]
+    lines += [
+        "",
+        f"planning a layer of 64 active experts: {planning['us_with_1_miss']:.0f} us with 1 miss, "
+        f"{planning['us_with_64']:.0f} us with 64",
+        f"resizing a full cache of {resizing['mb']:.0f} MB: halved in {resizing['halved_ms']:.0f} "
+        f"ms, doubled in {resizing['doubled_ms']:.0f} ms",
+    ]
     return "\n".join(lines) + "\n"
 
 

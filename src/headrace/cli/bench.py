@@ -1,4 +1,4 @@
-"""`headrace bench decode|prefill|hetero`: how fast a model or a shape runs here, how fast it could."""
+"""`headrace bench decode|prefill|hetero`: how fast something runs here, and how fast it could."""
 
 from __future__ import annotations
 
