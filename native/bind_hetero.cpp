@@ -134,7 +134,7 @@ void bind_link(nb::module_& m) {
         .def_prop_ro("row_nbytes", [](const RowSpans& s) { return s.of->row_nbytes(); })
         .def_prop_ro("slot_nbytes", [](const RowSpans& s) { return s.of->slot_nbytes(); });
     nb::class_<Link>(m, "Link")
-        .def(nb::init<double, int>(), "bytes_per_s"_a = 0.0, "cpu"_a = -1)
+        .def(nb::init<double, int, bool>(), "bytes_per_s"_a = 0.0, "cpu"_a = -1, "staged"_a = false)
         .def_prop_rw("rate", &Link::rate, &Link::set_rate)
         .def("copy_rows", &copy_rows, "pool"_a, "spans"_a, "experts"_a, "slots"_a, "count"_a,
              "base"_a, "slot_nbytes"_a, "poison"_a, Released())

@@ -66,7 +66,8 @@ void RowSpans::check() const {
             "RowSpans: null address in sources");
 }
 
-Link::Link(double bytes_per_s, int cpu) : ring_(kEntries), forks_(forks()) {
+Link::Link(double bytes_per_s, int cpu, bool staged)
+    : ring_(kEntries), buffer_(staged ? kPieceNbytes : 0), forks_(forks()) {
     set_rate(bytes_per_s);
     thread_ = std::thread([this] { serve(); });
     pin(thread_, cpu);
@@ -182,7 +183,12 @@ void Link::run(Entry& entry) {
 void Link::move(std::byte* to, const std::byte* from, std::size_t nbytes) {
     for (std::size_t at = 0; at < nbytes; at += kPieceNbytes) {
         const std::size_t n = std::min(kPieceNbytes, nbytes - at);
-        stream(to + at, from + at, n);
+        const std::byte* source = from + at;
+        if (!buffer_.empty()) {
+            std::memcpy(buffer_.data(), source, n);
+            source = buffer_.data();
+        }
+        stream(to + at, source, n);
         const double now_rate = rate();
         if (now_rate != pace_.rate) pace_ = {now_rate, Clock::now(), 0.0};
         pace_.nbytes += static_cast<double>(n);

@@ -41,8 +41,9 @@ struct RowCopies {
 // child.
 class Link {
   public:
-    // 0 bytes/s = as fast as the memory goes. `cpu` < 0 = anywhere.
-    explicit Link(double bytes_per_s = 0.0, int cpu = -1);
+    // 0 bytes/s = as fast as the memory goes. `cpu` < 0 = anywhere. `staged`: every piece goes
+    // through a buffer of its own first, as from memory that cannot be pinned.
+    explicit Link(double bytes_per_s = 0.0, int cpu = -1, bool staged = false);
     ~Link();
     Link(const Link&) = delete;
     Link& operator=(const Link&) = delete;
@@ -92,9 +93,10 @@ class Link {
     std::atomic<double> rate_{0.0};
     std::atomic<bool> stop_{false};
     Observations observations_;
-    Pace pace_;                // the thread's own
-    Clock::time_point began_;  // the thread's own: the transfer at hand
-    Clock::time_point ended_;  // the thread's own: the transfer before
+    std::vector<std::byte> buffer_;  // empty = not staged
+    Pace pace_;                      // the thread's own
+    Clock::time_point began_;        // the thread's own: the transfer at hand
+    Clock::time_point ended_;        // the thread's own: the transfer before
     int forks_ = 0;
     std::thread thread_;
 };

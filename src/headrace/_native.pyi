@@ -425,8 +425,9 @@ class Link:
     """The copy engine of an emulated device: one thread that copies in the order of the calls, no
     faster than a set rate. `pool` is the one whose tape is recorded. RuntimeError after `close`."""
 
-    def __init__(self, bytes_per_s: float = 0.0, cpu: int = -1) -> None:
-        """0 = as fast as the memory goes. `cpu`: where the thread runs, -1 = anywhere."""
+    def __init__(self, bytes_per_s: float = 0.0, cpu: int = -1, staged: bool = False) -> None:
+        """0 = as fast as the memory goes. `cpu`: where the thread runs, -1 = anywhere. `staged`:
+        through a buffer of its own, as from memory that cannot be pinned."""
     rate: float  # bytes/s; may be set at any time
     def copy_rows(
         self,

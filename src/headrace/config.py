@@ -20,6 +20,7 @@ PLACEMENTS = ("auto", "resident", "host", "hybrid")
 FILLS = ("auto", "all", "none", "paper", "balanced")
 POLICIES = ("auto", "recency-frequency", "lru")
 CLOCKS = ("real", "virtual")
+PINNINGS = ("allowed", "refused")
 
 SLOTS_BELOW = 1 << 20  # a plain number below this counts slots, from here on bytes
 
@@ -71,7 +72,7 @@ class EmulatedConfig:
     memory: int | None = None  # bytes; None = from free RAM
     link: float | None = None  # bytes/s; None = as fast as copies go
     clock: str = "real"
-    kernels: float | None = None  # bytes/s at which kernels read; None = the native kernels' own
+    pinning: str = "allowed"  # refused: rows go through a buffer on their way
     machine: str | None = None  # a declared machine, by name or file: the virtual clock's rates
     host_threads: int | None = None
     device_threads: int | None = None
@@ -311,7 +312,7 @@ def _check_experts(experts: ExpertsConfig, emulated: EmulatedConfig) -> None:
     _choice("emulated.clock", emulated.clock, CLOCKS)
     _at_least("emulated.memory", emulated.memory, 1)
     _at_least("emulated.link", emulated.link, 1)
-    _at_least("emulated.kernels", emulated.kernels, 1)
+    _choice("emulated.pinning", emulated.pinning, PINNINGS)
     _at_least("emulated.host_threads", emulated.host_threads, 1, 1024)
     _at_least("emulated.device_threads", emulated.device_threads, 1, 1024)
 

@@ -29,6 +29,7 @@ PLACEMENTS: dict[str, dict[str, object]] = {
     "paper": {"placement": "hybrid", "fill": "paper", "cache": "40%"},
     "balanced": {"placement": "hybrid", "fill": "balanced", "cache": "50%"},
     "half, everything": {"placement": "hybrid", "fill": 0.5, "cache": "100%"},
+    "staged copies": {"placement": "hybrid", "fill": "all", "emulated.pinning": "refused"},
     "auto, lru": {"placement": "hybrid", "cache": "30%", "policy": "lru"},
 }
 VIRTUAL = {"emulated.clock": "virtual", "emulated.machine": "rtx4060-laptop"}

@@ -122,10 +122,10 @@ def test_rates(text: object, rate: float | None) -> None:
     assert EngineConfig.of(**{"emulated.link": text}).emulated.link == rate
 
 
-def test_native_kernels_have_no_rate() -> None:
-    assert EngineConfig.of(**{"emulated.kernels": "native"}).emulated.kernels is None
-    with pytest.raises(ConfigError, match="bytes per second"):
-        EngineConfig.of(**{"emulated.kernels": "fast"})
+def test_pinning_is_allowed_or_refused() -> None:
+    assert EngineConfig().emulated.pinning == "allowed"
+    with pytest.raises(ConfigError, match="allowed, refused"):
+        EngineConfig.of(**{"emulated.pinning": "maybe"})
 
 
 def test_other_settings_stay() -> None:

@@ -34,7 +34,7 @@ class Emulation:
     host_threads: int = 1
     exact: bool = False
     poison: bool = False  # a slot that is about to be filled reads as NaN
-    kernels: float | None = None  # None = computed; bytes/s = paced and NOT computed: timing only
+    staged: bool = False  # host memory cannot be pinned: copies go through a buffer
 
 
 class Mark(NamedTuple):
@@ -193,7 +193,9 @@ class EmulatedDevice:
             self.pool = _native.Pool(emulation.device_threads, pin=False, isa=isa)
             self._host_pool = _native.Pool(emulation.host_threads, pin=False, isa=isa)
             first, last = _apart(emulation.host_threads)
-            self._link = _native.Link(0.0 if clock else emulation.link, cpu=first)
+            self._link = _native.Link(
+                0.0 if clock else emulation.link, cpu=first, staged=emulation.staged
+            )
             self._service = _native.HostService(self._host_pool, cpu=last)
         except (RuntimeError, ValueError) as error:
             raise DeviceError(

@@ -70,6 +70,7 @@ def _device(opening: Opening) -> AnyDevice:
             host_threads=experts.host_threads.value,
             exact=plan.exact,
             poison=virtual,
+            staged=experts.copies.value == "staged",
         ),
         clock,
     )

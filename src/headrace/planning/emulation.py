@@ -47,7 +47,12 @@ def emulate(config: EngineConfig, machine: Machine, facts: ModelFacts) -> Machin
     rates = model.rates if model is not None else None
     return replace(
         machine,
-        device=replace(device, memory_total=memory, memory_free=memory),
+        device=replace(
+            device,
+            memory_total=memory,
+            memory_free=memory,
+            pinning=device.pinning and asked.pinning == "allowed",
+        ),
         rates=_with_link(rates, asked.link),
     )
 
@@ -55,9 +60,8 @@ def emulate(config: EngineConfig, machine: Machine, facts: ModelFacts) -> Machin
 def device_mark(asked: EmulatedConfig) -> str:
     """All that sets the device's speed, for a profile's fingerprint."""
     link = "unlimited" if asked.link is None else f"{asked.link:g} B/s"
-    kernels = "native" if asked.kernels is None else f"{asked.kernels:g} B/s"
     threads = f"{asked.host_threads or 'auto'}+{asked.device_threads or 'auto'} threads"
-    return f"emulated, link {link}, kernels {kernels}, {threads}"
+    return f"emulated, link {link}, pinning {asked.pinning}, {threads}"
 
 
 def threads_of(asked: EmulatedConfig, machine: Machine) -> tuple[int, int]:
@@ -86,7 +90,7 @@ def _native(asked: EmulatedConfig, machine: Machine) -> Accelerator:
         "emulated",
         memory_total=0,
         memory_free=0,
-        kernels=asked.kernels or CORE_BYTES_PER_S * threads,
+        kernels=CORE_BYTES_PER_S * threads,
         flops=CORE_FLOPS * threads,
     )
 
