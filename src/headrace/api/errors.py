@@ -41,6 +41,12 @@ class WrongMethod(RequestError):
     http_status = 405
 
 
+class Busy(RequestError):
+    """Something of the kind is being done already."""
+
+    http_status = 409
+
+
 class TooLarge(RequestError):
     http_status = 413
 
@@ -60,6 +66,7 @@ CODES: dict[type[HeadraceError], str] = {
     Forbidden: "forbidden",
     NotFound: "not_found",
     WrongMethod: "method_not_allowed",
+    Busy: "busy",
     TooLarge: "request_too_large",
     Unavailable: "unavailable",
 }
@@ -70,6 +77,7 @@ TYPES = {
     403: "permission_error",
     404: "invalid_request_error",
     405: "invalid_request_error",
+    409: "invalid_request_error",
     413: "invalid_request_error",
     429: "rate_limit_error",
     500: "server_error",

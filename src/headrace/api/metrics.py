@@ -15,6 +15,8 @@ from prometheus_client.core import (
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from headrace.api.live_metrics import live_figures
+
 WHOLE_S = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000)
 COUNTERS = ("prompt_tokens", "generated_tokens", "preemptions")  # those that only grow
 
@@ -33,6 +35,8 @@ class EngineFigures(Collector):
                 for finish, count in value.items():
                     family.add_metric([finish], count)
                 yield family
+            elif name == "live":
+                yield from live_figures(value)
             elif isinstance(value, Mapping) and "buckets" in value:
                 buckets = [(_bound(bound), count) for bound, count in value["buckets"]]
                 yield HistogramMetricFamily(metric, what, buckets=buckets, sum_value=value["sum"])

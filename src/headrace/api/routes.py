@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from headrace.api.admin import Admin
 from headrace.api.call import Call
 from headrace.api.errors import error_body
 from headrace.api.fields import Fields, parse_json, shown
@@ -65,6 +66,7 @@ class Api:
         self.metrics = ServerMetrics(session.client.status)
         self._body_bytes = body_bytes
         self._patience = patience
+        self._admin = Admin(session, served, self._body)
 
     def routes(self) -> list[Route]:
         def post(path: str, endpoint: Callable[[Request], Any]) -> Route:
@@ -83,6 +85,7 @@ class Api:
             get("/health", self.health),
             get("/metrics", self.prometheus),
             get("/engine/status", self.status),
+            *self._admin.routes(),
         ]
 
     async def chat(self, request: Request) -> ASGIApp:

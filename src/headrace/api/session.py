@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from headrace.api.call import Call, RawPrompts
 from headrace.api.errors import ContextOverflow, Unavailable
@@ -19,6 +20,11 @@ from headrace.chat.tokenizer import Tokenizer
 from headrace.chat.types import ChatRequest, OutputFormat, Prompt
 from headrace.engine.request import Constraint, Request, RequestId, Sampling, TokenEvent
 from headrace.errors import HeadraceError, RequestError
+
+if TYPE_CHECKING:
+    from headrace.engine.engine import Engine  # with torch
+
+T = TypeVar("T")
 
 # What the engine calls its inputs, and what the client called them.
 ENGINE_FIELDS = {"stop_ids": "stop_token_ids", "logprobs": "top_logprobs"}
@@ -37,6 +43,7 @@ class Client(Protocol):
     """The engine as its callers see it: thread-safe, and `submit` returns at once."""
 
     def submit(self, request: Request) -> Stream: ...
+    def control(self, work: Callable[[Engine], T]) -> Future[T]: ...
     def status(self) -> dict[str, Any]: ...
 
 

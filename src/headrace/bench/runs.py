@@ -75,7 +75,7 @@ def opened(
         context=4096 if step_tokens < 4096 else step_tokens + 64,
         **{"schedule.max_sequences": 1, "schedule.step_tokens": step_tokens},
     )
-    opening = open_engine(path, config)
+    opening = open_engine(path, config, home=home)
     device = start_device(opening)
     assert isinstance(device, CpuDevice)
     engine = Engine.start(

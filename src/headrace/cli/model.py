@@ -81,7 +81,7 @@ def load(folder: Path, config: EngineConfig, progress: Progress, *, name: str) -
     """Reads weights, tokenizer and template at the same time; the disk starts before torch does."""
     from headrace.engine.opening import open_engine  # noqa: PLC0415 start-up time
 
-    opening = open_engine(folder, config)
+    opening = open_engine(folder, config, home=home())
     try:
         side = _Side(folder)
         with lasting():

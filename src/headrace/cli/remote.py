@@ -1,4 +1,4 @@
-"""A running server as the other end of a terminal chat, over its OpenAI endpoint."""
+"""A running server: the other end of a terminal chat, over its OpenAI endpoint, or of `ctl`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Remote:
     def model(self) -> str:
         """The id of the model there; shows at once whether the server can be reached."""
         with _told(self._url):
-            connection, reply = self._ask("GET", "/models", None)
+            connection, reply = self._ask("GET", "/v1/models", None)
             try:
                 return str(json.loads(reply.read())["data"][0]["id"])
             except (ValueError, LookupError, TypeError) as error:
@@ -41,7 +41,7 @@ class Remote:
         """Streams one answer; returns its text. Raises HeadraceError."""
         text = ""
         with _told(self._url):
-            connection, reply = self._ask("POST", "/chat/completions", {**body, "stream": True})
+            connection, reply = self._ask("POST", "/v1/chat/completions", {**body, "stream": True})
             try:
                 for chunk in _events(reply):
                     for piece, reasoning in _pieces(chunk):
@@ -50,6 +50,15 @@ class Remote:
             finally:
                 connection.close()
         return text
+
+    def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
+        """The whole reply of an endpoint, such as `/engine/status`. Raises HeadraceError."""
+        with _told(self._url):
+            connection, reply = self._ask(method, path, body)
+            try:
+                return reply.read()
+            finally:
+                connection.close()
 
     def _ask(
         self, method: str, path: str, body: dict[str, Any] | None
@@ -60,8 +69,7 @@ class Remote:
             else http.client.HTTPConnection
         )
         connection = kind(self._parts.hostname or "", self._parts.port, timeout=IDLE_S)
-        prefix = self._parts.path.rstrip("/")
-        prefix = prefix if prefix.endswith("/v1") else prefix + "/v1"
+        prefix = self._parts.path.rstrip("/").removesuffix("/v1")
         data = None if body is None else json.dumps(body).encode()
         connection.request(method, prefix + path, data, self._headers)
         reply = connection.getresponse()

@@ -47,6 +47,9 @@ def simulate(
     save: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Keep the made-up routing as a trace.")
     ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Refuse a trace of another model than this folder or `demo`.")
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Replay decode routing through cache policies, against the best that is possible."""
@@ -54,6 +57,8 @@ def simulate(
     from headrace.sim import replay, report  # noqa: PLC0415 start-up time
 
     routing = _routing(trace, synthetic, steps, seed)
+    if model is not None:
+        _check_model(routing, model)
     if save is not None:
         routing.save(save)
     shares = [percent / 100 for percent in capacity] if capacity else list(replay.CAPACITIES)
@@ -94,6 +99,17 @@ def _routing(trace: Path | None, synthetic: str | None, steps: int, seed: int) -
     return made_up.generate(
         made_up.shape(synthetic), sequences=sequences, decode=-(-steps // sequences), seed=seed
     )
+
+
+def _check_model(routing: RoutingTrace, model: str) -> None:
+    from headrace.cli.meter import Meter  # noqa: PLC0415 start-up time
+    from headrace.cli.model import resolve  # noqa: PLC0415 start-up time
+    from headrace.models.source import open_model  # noqa: PLC0415 start-up time
+    from headrace.planning.trace import TraceModel  # noqa: PLC0415 start-up time
+
+    with Meter("preparing") as meter:
+        folder = resolve(model, meter.show)
+    routing.expect(TraceModel.of(open_model(folder).facts))
 
 
 def _machines(names: list[str]) -> dict[str, ProfileRow]:

@@ -12,13 +12,16 @@ import logging
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, Self
+from concurrent.futures import Future
+from typing import Any, Self, TypeVar
 
 from headrace.engine.engine import Engine
 from headrace.engine.request import Finish, Request, RequestId, TokenEvent
 from headrace.errors import DeviceError, HeadraceError
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Stream:
@@ -92,6 +95,7 @@ class EngineClient:
         self._engine = engine
         self._changed = threading.Condition()
         self._inbox: deque[tuple[RequestId, Request | None]] = deque()  # None = cancel
+        self._controls: deque[tuple[Callable[[Engine], Any], Future[Any]]] = deque()
         self._pending = 0  # submits in the inbox
         self._streams: dict[RequestId, Stream] = {}
         self._ids = itertools.count(1)
@@ -116,6 +120,21 @@ class EngineClient:
             self._inbox.append((stream.id, request))
             self._changed.notify()
         return stream
+
+    def control(self, work: Callable[[Engine], T]) -> Future[T]:
+        """Runs `work` on the engine's thread between two steps, one after the other.
+
+        The future has its result or a HeadraceError: DeviceError where the engine has stopped, or
+        where `work` failed in a way of its own. It may be cancelled until `work` begins.
+        """
+        future: Future[T] = Future()
+        with self._changed:
+            if self._stopped is not None:
+                future.set_exception(self._stopped)
+                return future
+            self._controls.append((work, future))
+            self._changed.notify()
+        return future
 
     def status(self) -> dict[str, Any]:
         return {**self._engine.status(), "alive": self._stopped is None}
@@ -147,12 +166,15 @@ class EngineClient:
 
     def _turn(self) -> bool:
         with self._changed:
-            while self._stopped is None and not self._inbox and self._engine.idle:
+            while self._stopped is None and not self._has_work():
                 self._changed.wait()
             if self._stopped is not None:
                 return False
             inbox, self._inbox = self._inbox, deque()
+            controls = len(self._controls)
             self._pending = 0
+        for _ in range(controls):
+            self._run(*self._controls.popleft())
         for id, request in inbox:
             if request is None:
                 self._engine.cancel(id)
@@ -161,6 +183,27 @@ class EngineClient:
         for event in self._engine.step():
             self._deliver(event)
         return True
+
+    def _has_work(self) -> bool:
+        return bool(self._inbox or self._controls) or not self._engine.idle
+
+    def _run(self, work: Callable[[Engine], Any], future: Future[Any]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(work(self._engine))
+        except HeadraceError as error:
+            future.set_exception(error)
+        except Exception as error:  # whoever asked gets it; the engine goes on
+            log.exception("a control of the engine failed")
+            failed = DeviceError(
+                f"a control of the engine failed: {type(error).__name__}: {error}",
+                fix="see the server's log; the engine goes on",
+            )
+            future.set_exception(failed)
+        except BaseException as error:
+            future.set_exception(error)
+            raise
 
     def _submit(self, id: RequestId, request: Request) -> None:
         try:
@@ -179,6 +222,11 @@ class EngineClient:
             self._stopped = error or self._stopped
             streams = list(self._streams.values())
             self._streams.clear()
+            controls, self._controls = self._controls, deque()
+        for _, future in controls:
+            if future.set_running_or_notify_cancel():
+                assert self._stopped is not None
+                future.set_exception(self._stopped)
         for stream in streams:
             stream.push(TokenEvent(stream.id, None, finish, error=error))
         self._engine.close()

@@ -53,11 +53,13 @@ class Elastic:
         preemptions, dropped = self._scheduler.preemptions, 0
         if self._cache is not None and wanted.expert_slots < before.expert_slots:
             dropped = self._cache.resize(wanted.expert_slots)
-        self._shrink(wanted)
-        self._grow(wanted)
-        if self._cache is not None:
-            wanted = self._grow_experts(wanted)
-        self.budget = self._given(wanted)
+        try:
+            self._shrink(wanted)
+            self._grow(wanted)
+        except CapacityError:
+            self.budget = self._given(self._grow_experts(self._held(before)))
+            raise
+        self.budget = self._given(self._grow_experts(wanted))
         return Resized(
             before,
             self.budget,
@@ -69,6 +71,17 @@ class Elastic:
     def _given(self, budget: MemoryBudget) -> MemoryBudget:
         slots = budget.expert_slots if self._cache is None else self._cache.slots.capacity
         return replace(budget, expert_slots=slots)
+
+    def _held(self, budget: MemoryBudget) -> MemoryBudget:
+        """With the blocks and states that there are."""
+        now, each = self._scheduler.limits, self.limits
+        return replace(
+            budget,
+            kv_blocks=now.blocks,
+            kv_bytes=now.blocks * each.block_bytes,
+            state_slots=now.state_slots,
+            state_bytes=now.state_slots * each.state_bytes,
+        )
 
     def _shrink(self, wanted: MemoryBudget) -> None:
         limits = self._scheduler.limits
@@ -92,8 +105,7 @@ class Elastic:
             self._scheduler.resize(blocks, states)
 
     def _grow_experts(self, wanted: MemoryBudget) -> MemoryBudget:
-        assert self._cache is not None
-        while wanted.expert_slots > self._cache.slots.capacity:
+        while self._cache is not None and wanted.expert_slots > self._cache.slots.capacity:
             try:
                 self._cache.resize(wanted.expert_slots)
             except CapacityError:

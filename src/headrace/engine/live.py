@@ -18,7 +18,7 @@ from headrace.engine.scheduler import Scheduler
 from headrace.errors import CapacityError
 from headrace.experts.placement import Hybrid
 from headrace.planning.budget import MemoryBudget, mib
-from headrace.planning.elastic import Use, limits_for, parse_resize, rebalance
+from headrace.planning.elastic import Limits, Use, at_rest, limits_for, parse_resize, rebalance
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,8 @@ class Live:
         self._elastic = Elastic(
             scheduler, built.pools, built.placement, opening.plan.memory, limits
         )
+        asked, memory = opening.config.experts.cache, opening.config.memory
+        self._rest(asked=asked is not None or memory.device_bytes is not None)
         self._resizes = self._steps = 0
         self._last: Resized | None = None
 
@@ -58,7 +60,17 @@ class Live:
         return parse_resize(body, self._elastic.budget, self._elastic.limits)
 
     def resize(self, wanted: MemoryBudget) -> Resized:
-        """Between steps. Raises CapacityError."""
+        """As somebody asked, between steps. Raises CapacityError."""
+        try:
+            return self._carry_out(wanted)
+        finally:
+            self._rest(asked=True)
+
+    def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """A resize request and its reply; JSON-able. Raises as `parse` and `resize` do."""
+        return _done(self.resize(self.parse(body)))
+
+    def _carry_out(self, wanted: MemoryBudget) -> Resized:
         try:
             done = self._elastic.resize(wanted)
         finally:
@@ -78,7 +90,7 @@ class Live:
         wanted = rebalance(self._elastic.budget, use, self._elastic.limits)
         if wanted is not None:
             try:
-                self.resize(wanted)
+                self._carry_out(wanted)
             except CapacityError as error:  # somebody else took it first
                 log.warning("the memory could not be divided anew: %s", error)
 
@@ -86,18 +98,27 @@ class Live:
         """JSON-able."""
         said: dict[str, Any] = {
             "budget": _told(self._elastic.budget),
+            "limits": _bounds(self._elastic.limits, self._elastic.budget.block_tokens),
             "resizes": self._resizes,
             "recording": self.recorder.recording,
+            "recorded_tokens": self.recorder.tokens,
         }
         if self._last is not None:
-            said["last_resize"] = told(self._last)
+            said["last_resize"] = _done(self._last)
         placement = self._built.placement
         if isinstance(placement, Hybrid):
             said["experts"] = placement.status()
         return said
 
+    def _rest(self, *, asked: bool) -> None:
+        """What is free now is how it shall be: only changes are followed from here on."""
+        device, elastic = self._built.device, self._elastic
+        if isinstance(device, EmulatedDevice):
+            free = device.memory.free
+            elastic.limits = at_rest(elastic.limits, elastic.budget, free, asked=asked)
 
-def told(done: Resized) -> dict[str, Any]:
+
+def _done(done: Resized) -> dict[str, Any]:
     """For status and replies."""
     return {
         "before": _told(done.before),
@@ -105,6 +126,16 @@ def told(done: Resized) -> dict[str, Any]:
         "dropped_rows": done.dropped_rows,
         "preempted": done.preempted,
         "pause_s": done.pause_s,
+    }
+
+
+def _bounds(limits: Limits, block_tokens: int) -> dict[str, list[int]]:
+    """Least and most of what a resize may name."""
+    kv = limits.kv_blocks
+    return {
+        "expert_slots": [limits.slots.least, limits.slots.most],
+        "kv_tokens": [kv.least * block_tokens, kv.most * block_tokens],
+        "state_slots": [limits.state_slots.least, limits.state_slots.most],
     }
 
 

@@ -11,17 +11,10 @@ from headrace import _native
 from headrace.config import EngineConfig
 from headrace.engine.scheduler import Limits
 from headrace.models.source import ModelSource, open_model
-from headrace.planning.emulation import device_mark
 from headrace.planning.facts import ModelFacts
 from headrace.planning.machine import Machine
-from headrace.planning.profile import (
-    NOT_MEASURED,
-    Found,
-    find_profile,
-    fingerprint,
-    profile_path,
-)
-from headrace.planning.resolve import ExecutionPlan, equip, resolve
+from headrace.planning.profile import NOT_MEASURED, Found, find_profile, profile_path
+from headrace.planning.resolve import ExecutionPlan, equip, profile_mark, resolve
 from headrace.weights.checkpoint import read_json
 from headrace.weights.loader import Reading
 
@@ -58,13 +51,7 @@ def open_engine(path: Path, config: EngineConfig, *, home: Path | None = None) -
 
 def measured(home: Path, config: EngineConfig, machine: Machine, facts: ModelFacts) -> Found:
     """The bandwidths that `headrace measure` found, if they are of this machine and model."""
-    return find_profile(profile_path(home, facts), mark_of(config, machine, facts))
-
-
-def mark_of(config: EngineConfig, machine: Machine, facts: ModelFacts) -> str:
-    """The fingerprint of all that a profile depends on."""
-    cores = machine.physical_cores
-    return fingerprint(machine.name, cores, device_mark(config.emulated), facts)
+    return find_profile(profile_path(home, facts), profile_mark(config, machine, facts))
 
 
 def limits_of(plan: ExecutionPlan, vocab: int, ends: frozenset[int]) -> Limits:

@@ -34,6 +34,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._room = 0  # tokens that may still be recorded; 0 = off
         self._full = False
+        self._tokens = 0
         self._steps: list[tuple[NDArray[np.bool_], Ids]] = []
         self._current: tuple[NDArray[np.bool_], Ids] | None = None
 
@@ -45,6 +46,11 @@ class Recorder:
     def full(self) -> bool:
         """It stopped by itself; `stop` still gives what it has."""
         return self._full
+
+    @property
+    def tokens(self) -> int:
+        """Recorded so far, or when it stopped by itself."""
+        return self._tokens
 
     def experts(self, inner: Experts) -> Experts:
         """The same experts, listened to."""
@@ -64,6 +70,7 @@ class Recorder:
             if self.recording:
                 raise RequestError("a trace is being recorded", fix="stop it first")
             self._steps, self._full, self._room = [], False, most_tokens
+            self._tokens = 0
 
     def stop(self) -> RoutingTrace:
         """What was recorded; the step that runs now is left out. Raises RequestError when off."""
@@ -99,6 +106,7 @@ class Recorder:
             if self._current is not None and self.recording:
                 self._steps.append(self._current)
                 self._room -= len(self._current[0])
+                self._tokens += len(self._current[0])
                 if not self._room:
                     self._full = True
             self._current = None

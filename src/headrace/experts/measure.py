@@ -22,6 +22,8 @@ from headrace.planning.profile import ProfileRow
 ROUNDS = 9
 MOST_ROWS = 8
 BUSY_S = 0.02  # that a side is kept busy when both are timed at once, at least
+MOST_BATCHES = 256  # of one side at a time; what is observed is remembered for a few thousand
+SPREAD = 64 << 20  # bytes of slots that are written in turn, where there is room
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +48,14 @@ def measure(
         progress("host alone")
         host = fitted(bench.row_bytes, bench.timed(bench.host))
         progress("both at once")
-        fills, computed = bench.balance(link, host)
-        both = [bench.both(fills, computed) for _ in range(ROUNDS)]
+        shared = bench.shared(link, host)
     finally:
         bench.close()
-    link_s, host_s = (median(times) for times in zip(*both, strict=True))
     return ProfileRow(
         link=link.rate,
         host=host.rate,
-        link_shared=_rate(fills * bench.row_bytes, link_s - link.fixed_s, link.rate),
-        host_shared=_rate(computed * bench.row_bytes, host_s - host.fixed_s, host.rate),
+        link_shared=shared[0],
+        host_shared=shared[1],
         fill_s=link.fixed_s,
         handoff_s=host.fixed_s,
     )
@@ -67,7 +67,7 @@ def fitted(row_bytes: int, seconds: dict[int, list[float]]) -> Line:
     n = len(points)
     mean_x, mean_y = sum(x for x, _ in points) / n, sum(y for _, y in points) / n
     slope = sum((x - mean_x) * (y - mean_y) for x, y in points)
-    slope /= sum((x - mean_x) ** 2 for x, _ in points)
+    slope /= sum((x - mean_x) ** 2 for x, _ in points) or 1.0
     fixed_s = mean_y - slope * mean_x
     if slope <= 0 or fixed_s < 0:  # noise: all of it is bandwidth
         return Line(0.0, sum(x for x, _ in points) / sum(y for _, y in points))
@@ -83,15 +83,16 @@ class _Bench:
     def __init__(self, bank: ExpertBank, device: EmulatedDevice, layers: Sequence[int]) -> None:
         self._bank, self._device = bank, device
         self._most = min(MOST_ROWS, bank.rows(layers[0]).count)
-        self._memory = device.elastic(self._most * bank.slot_bytes)
-        self._memory.resize(self._most * bank.slot_bytes)
+        self._slots = self._room()
+        self._memory = device.elastic(self._slots * bank.slot_bytes)
+        self._memory.resize(self._slots * bank.slot_bytes)
+        self._next_slot = 0
         self._native = {layer: expert_layer(bank.rows(layer)) for layer in layers}
         self._picks = self._all_picks(layers)
         self.row_bytes = bank.row_bytes(layers[0])
         hidden = bank.facts.hidden
         self._x_TD = torch.randn(1, hidden)
         self._parts_TXD = torch.empty(1, self._most, hidden)
-        self._slots_E = torch.arange(self._most, dtype=torch.int32)
 
     def timed(self, run: Callable[[int], float]) -> dict[int, list[float]]:
         """Seconds by number of rows; numbers take turns, so that a slow moment hits all alike."""
@@ -124,11 +125,27 @@ class _Bench:
         link, host = self._device.copies, self._device.host_pool
         return self._seconds(link.observations()), self._seconds(host.observations())
 
-    def balance(self, link: Line, host: Line) -> tuple[int, int]:
+    def shared(self, link: Line, host: Line) -> tuple[float, float]:
+        """Rates of both sides at once: each does as much as it can while the other is busy."""
+        rates = link.rate, host.rate
+        for _ in range(2):  # the second time with the rates that it takes to end together
+            fills, computed = self._balance(*rates)
+            both = [self.both(fills, computed) for _ in range(ROUNDS)]
+            link_s, host_s = (median(times) for times in zip(*both, strict=True))
+            # A queue of copies starts once; every ring is a trip of its own.
+            host_s -= -(-computed // self._most) * host.fixed_s
+            rates = (
+                _rate(fills * self.row_bytes, link_s - link.fixed_s, link.rate),
+                _rate(computed * self.row_bytes, host_s, host.rate),
+            )
+        return rates
+
+    def _balance(self, link: float, host: float) -> tuple[int, int]:
         """Rows that keep both sides busy equally long."""
-        seconds = max(BUSY_S, 2 * self._most * self.row_bytes / max(link.rate, host.rate))
+        seconds = max(BUSY_S, 2 * self._most * self.row_bytes / min(link, host))
+        seconds = min(seconds, MOST_BATCHES * self._most * self.row_bytes / max(link, host))
         return tuple(  # type: ignore[return-value]
-            max(1, round(seconds * line.rate / self.row_bytes)) for line in (link, host)
+            max(1, round(seconds * rate / self.row_bytes)) for rate in (link, host)
         )
 
     def close(self) -> None:
@@ -139,7 +156,7 @@ class _Bench:
         self._device.copies.copy_rows(
             self._bank.layouts[layer].spans,
             experts_E,
-            self._slots_E,
+            self._into(rows),
             torch.tensor([rows], dtype=torch.int32),
             self._memory.tensor,
             self._bank.slot_bytes,
@@ -163,6 +180,17 @@ class _Bench:
         count = self._bank.rows(layer).count
         chosen = [(first + i) % count for i in range(rows)]
         return layer, torch.tensor(chosen, dtype=torch.int32)
+
+    def _room(self) -> int:
+        """Slots to copy into: so many that a cache of the CPU does not hold them all."""
+        slot = self._bank.slot_bytes
+        return max(self._most, min(SPREAD, self._device.memory.free // 2) // slot)
+
+    def _into(self, rows: int) -> Tensor:
+        """Slots that were not written lately."""
+        slots = [(self._next_slot + i) % self._slots for i in range(rows)]
+        self._next_slot = (slots[-1] + 1) % self._slots
+        return torch.tensor(slots, dtype=torch.int32)
 
     def _all_picks(self, layers: Sequence[int]) -> Iterator[tuple[int, int]]:
         count = self._bank.rows(layers[0]).count

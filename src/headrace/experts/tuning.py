@@ -18,6 +18,7 @@ from headrace.device.emulated import EmulatedDevice
 from headrace.planning.adapt import AdaptiveQuota
 from headrace.planning.profile import ProfileRow
 
+COUNTS = ("uses", "hits", "fills", "host")  # of experts by layers and steps
 SHOWN = 17  # entries of a table in the status
 
 Counts = NDArray[np.int32]  # [MoE layers, (active, hits, fills, host)]
@@ -53,7 +54,7 @@ class Tuner:
         self._of = dict(self._layers)
         self.none = device.zeros((2,), torch.int32)
         self.steps = 0
-        self.totals = np.zeros(4, np.int64)  # active, hits, fills, host
+        self._totals = {kind: np.zeros(4, np.int64) for kind in self._quotas}
 
     def quota(self, layer: int) -> Tensor:
         """`q[m]` of a MoE layer, int32 on the device, always at the same address."""
@@ -66,7 +67,8 @@ class Tuner:
     def observe(self, counts: Counts, links: Sequence[Observed], hosts: Sequence[Observed]) -> None:
         """One decode step: what its MoE layers did, in order, and how long both branches took."""
         self.steps += 1
-        self.totals += counts.sum(axis=0)
+        for (_, kind), told in zip(self._layers, counts, strict=True):
+            self._totals[kind] += told
         if not len(links) == len(hosts) == len(self._layers):
             return  # more was observed than the last step
         done = zip(self._layers, counts[:, 1:].tolist(), links, hosts, strict=True)
@@ -85,15 +87,15 @@ class Tuner:
 
     def status(self) -> dict[str, Any]:
         """Counts, and for each kind of layer its rates, `q[m]` and branch times; JSON-able."""
-        active, hits, fills, host = self.totals.tolist()
-        return {
-            "decode_steps": self.steps,
-            "uses": active,
-            "hits": hits,
-            "fills": fills,
-            "host": host,
-            "kinds": {kind: _told(quota) for kind, quota in self._quotas.items()},
+        every = np.sum(list(self._totals.values()), axis=0)
+        kinds = {
+            kind: _counts(self._totals[kind]) | _told(quota) for kind, quota in self._quotas.items()
         }
+        return {"decode_steps": self.steps, **_counts(every), "kinds": kinds}
+
+
+def _counts(totals: NDArray[np.int64]) -> dict[str, int]:
+    return dict(zip(COUNTS, totals.tolist(), strict=True))
 
 
 def _told(quota: AdaptiveQuota) -> dict[str, Any]:

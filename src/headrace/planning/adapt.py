@@ -56,14 +56,15 @@ class _Branch:
             self.left = TRIED_LAYERS
 
     def timing(self) -> Timing:
-        if not self._times:
+        times = tuple(self._times)  # whoever asks may be another thread
+        if not times:
             return Timing(0, 0.0, 0.0, 0.0)
-        n = len(self._times)
+        n = len(times)
         return Timing(
             n,
-            sum(predicted for predicted, _ in self._times) / n,
-            sum(observed for _, observed in self._times) / n,
-            median(abs(p - o) / o for p, o in self._times),
+            sum(predicted for predicted, _ in times) / n,
+            sum(observed for _, observed in times) / n,
+            median(abs(p - o) / o for p, o in times),
         )
 
 

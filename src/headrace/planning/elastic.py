@@ -21,6 +21,11 @@ KEYS = ("experts", "kv_tokens", "state_slots", "device_bytes")
 # nothing swings.
 PRESSED, RELAXED = 0.5, 1.0
 KV_FULL, KV_IDLE, KV_ROOM = 0.9, 0.5, 1.5
+FIXED = {
+    "resident": "all experts are on the device",
+    "host": "all experts are computed on the host",
+    "": "this engine has no device: the CPU computes experts where they lie",
+}
 LEAST_GAIN = 50  # slots are not added by less than one part in so many
 
 
@@ -48,6 +53,7 @@ class Limits:
     state_bytes: int  # of one sequence
     most_free: int = 1 << 60  # bytes that a budget may grow to unasked
     offset: int = 0  # bytes of a budget that nobody holds, but for its reserve and what it leaves
+    fixed: str = ""  # why the experts cannot be resized
 
 
 def limits_for(
@@ -68,6 +74,7 @@ def limits_for(
         block_bytes=facts.kv_bytes_per_token(need.element_bytes) * need.block_tokens,
         state_bytes=facts.state_bytes_per_sequence(),
         most_free=budget.free,
+        fixed="" if hybrid else FIXED.get(placement, FIXED[""]),
     )
 
 
@@ -100,6 +107,7 @@ def parse_resize(body: Mapping[str, Any], current: MemoryBudget, limits: Limits)
     made true by the experts. Raises RequestError on nonsense, CapacityError beyond the limits.
     """
     _check_keys(body)
+    _check_fixed(body, current, limits)
     made = current
     if "device_bytes" in body:
         made = replace(made, free=_count(body, "device_bytes"))
@@ -126,6 +134,19 @@ def _check_keys(body: Mapping[str, Any]) -> None:
         )
     if not body:
         raise RequestError("a resize that changes nothing", expected=f"at least one of {known}")
+
+
+def _check_fixed(body: Mapping[str, Any], current: MemoryBudget, limits: Limits) -> None:
+    """Some engines have no cache of experts, or no device at all."""
+    key = "experts" if "experts" in body else "device_bytes"
+    if limits.fixed and key in body and (key == "experts" or not current.slot_bytes):
+        left = f"kv_tokens from {limits.kv_blocks.least * current.block_tokens}"
+        left += f" to {limits.kv_blocks.most * current.block_tokens}"
+        raise CapacityError(
+            f"{key}: {limits.fixed}",
+            expected=f"{left} or state_slots",
+            fix="serve with --device emulated --set experts.placement=hybrid to resize experts",
+        )
 
 
 def _count(body: Mapping[str, Any], key: str) -> int:

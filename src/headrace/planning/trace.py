@@ -87,8 +87,8 @@ class RoutingTrace:
                 fix="record a trace with this model",
             )
 
-    def save(self, path: Path) -> None:
-        """A torn write never replaces a good file."""
+    def to_bytes(self) -> bytes:
+        """The file's content."""
         body = b"".join(
             (
                 self.lengths.astype("<u4").tobytes(),
@@ -106,9 +106,13 @@ class RoutingTrace:
             "crc32": zlib.crc32(body),
         }
         text = json.dumps(header).encode()
+        return MAGIC + len(text).to_bytes(4, "little") + text + body
+
+    def save(self, path: Path) -> None:
+        """A torn write never replaces a good file."""
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_name(path.name + ".new")
-        fresh.write_bytes(MAGIC + len(text).to_bytes(4, "little") + text + body)
+        fresh.write_bytes(self.to_bytes())
         fresh.replace(path)
 
     @classmethod

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,6 +121,11 @@ class ScriptedClient:
         self.running: set[RequestId] = set()
         self.cancelled: list[RequestId] = []
         self.made = 0
+        self.live: Any = None  # for controls: what they ask of an engine
+        self._pool = ThreadPoolExecutor(1)
+
+    def control(self, work: Callable[[Any], Any]) -> Future[Any]:
+        return self._pool.submit(work, self)
 
     def submit(self, request: Request) -> ScriptedStream:
         if self.script.refuse is not None:

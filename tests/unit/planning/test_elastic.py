@@ -127,7 +127,7 @@ def test_nonsense(body: dict[str, Any], error: type[HeadraceError], says: str) -
 def test_other_placements_keep_their_slots(placement: str, slots: int) -> None:
     now = replace(NOW, expert_slots=slots, free=400 * MIB)
     limits = limits_for(FACTS, now, NEED, context=1024, placement=placement)
-    with pytest.raises(CapacityError, match=f"expected {slots} to {slots}"):
+    with pytest.raises(CapacityError, match=r"all experts are .* kv_tokens from 1024 to 8192"):
         parse_resize({"experts": 40}, now, limits)
     made = parse_resize({"device_bytes": 390 * MIB, "kv_tokens": 2048}, now, limits)
     assert (made.expert_slots, made.kv_blocks, made.free) == (slots, 128, 390 * MIB)
@@ -135,6 +135,15 @@ def test_other_placements_keep_their_slots(placement: str, slots: int) -> None:
         pressed = rebalance(now, Use(128, free), limits)
         assert pressed is None or pressed.expert_slots == slots
     assert after_failure(now, limits) is None
+
+
+@pytest.mark.parametrize("body", [{"experts": "25%"}, {"experts": 9}, {"device_bytes": 400 * MIB}])
+def test_the_cpu_alone_resizes_only_caches(body: dict[str, Any]) -> None:
+    now = replace(NOW, expert_slots=0, staging_slots=0, slot_bytes=0)
+    limits = limits_for(FACTS, now, NEED, context=1024, placement="")
+    with pytest.raises(CapacityError, match=r"no device.* kv_tokens from 1024 to 8192"):
+        parse_resize(body, now, limits)
+    assert parse_resize({"kv_tokens": 1024}, now, limits).kv_blocks == 64
 
 
 def test_a_refused_allocation_shrinks_until_one_slot_is_left() -> None:
