@@ -96,7 +96,7 @@ class _Bench:
 
     def timed(self, run: Callable[[int], float]) -> dict[int, list[float]]:
         """Seconds by number of rows; numbers take turns, so that a slow moment hits all alike."""
-        sizes = sorted({1, 2, max(1, self._most // 2), self._most})
+        sizes = sorted({1, min(2, self._most), max(1, self._most // 2), self._most})
         run(self._most)
         seconds: dict[int, list[float]] = {size: [] for size in sizes}
         for _ in range(ROUNDS):
