@@ -62,8 +62,8 @@ class CpuDevice:
         return torch.zeros(tuple(shape), dtype=dtype)
 
     def elastic(self, reserved: int) -> ElasticRange:
-        """Memory that can grow up to `reserved` bytes without moving. Raises OSError."""
-        return ElasticRange(self._memory, reserved, poison=False)
+        """Memory that can grow up to `reserved` bytes without moving. Raises CapacityError."""
+        return self._memory.range(reserved, poison=False)
 
     def host(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8)
@@ -73,8 +73,9 @@ class CpuDevice:
         return CpuGraph(self.pool)
 
     def close(self) -> None:
-        """Stops the workers. Calling it twice is harmless."""
+        """Stops the workers and gives elastic memory back. Calling it twice is harmless."""
         self.pool.close()
+        self._memory.close()
 
     def __enter__(self) -> Self:
         return self

@@ -32,7 +32,7 @@ class Device(Protocol):
     def elastic(self, reserved: int) -> ElasticRange:
         """Memory that can grow up to `reserved` bytes without moving; nothing is committed yet.
 
-        Raises OSError where the system refuses the address space.
+        Raises CapacityError where the system refuses the address space.
         """
         ...
 

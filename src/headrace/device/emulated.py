@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -122,6 +122,9 @@ class HostStream:
         exact: bool,
     ) -> None:
         """parts[t, k] = expert ids[t, k] of x[t] where the id is not negative; returns at once."""
+        assert x_TD.is_contiguous()
+        assert ids_TX.is_contiguous()
+        assert parts_TXD.is_contiguous()
         tokens, top_k = ids_TX.shape
         self._service.ring(
             self._pool,
@@ -236,7 +239,7 @@ class EmulatedDevice:
     def elastic(self, reserved: int) -> ElasticRange:
         """Device memory that can grow up to `reserved` bytes without moving."""
         self._no_capture("an allocation")
-        return ElasticRange(self.memory, reserved, poison=True)
+        return self.memory.range(reserved, poison=True)
 
     def adopt(self, host: Tensor) -> Tensor:
         """A copy in device memory. Raises CapacityError."""
@@ -249,16 +252,23 @@ class EmulatedDevice:
         """To record a step into; None with a clock, which a replay would not charge."""
         return None if self.clock else EmulatedGraph(self)
 
+    def settle(self) -> None:
+        """Returns when link and host pool are idle, whatever has become of their work."""
+        for idle in (self.host_pool.wait, self.copies.wait):
+            with suppress(Exception):  # of a step that has failed already
+                idle()
+
     def moved(self) -> None:
         """Memory that a captured step may name is somewhere else now."""
         self.epoch += 1
 
     def close(self) -> None:
-        """Stops threads. Calling it twice is harmless."""
+        """Stops threads and gives elastic memory back. Calling it twice is harmless."""
         self._service.close()
         self._link.close()
         self._host_pool.close()
         self.pool.close()
+        self.memory.close()
 
     def __enter__(self) -> Self:
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 import torch
@@ -27,6 +27,7 @@ class DeviceMemory:
     def __init__(self, total: int) -> None:
         self.total = total
         self.used = 0
+        self._ranges: set[ElasticRange] = set()
 
     @property
     def free(self) -> int:
@@ -53,18 +54,41 @@ class DeviceMemory:
         weakref.finalize(flat.untyped_storage(), self.give, nbytes)
         return flat.view(dtype).view(tuple(shape))
 
+    def range(self, reserved: int, *, poison: bool) -> ElasticRange:
+        """Raises CapacityError where the system refuses the address space."""
+        made = ElasticRange(self, reserved, poison=poison, closed=self._ranges.discard)
+        self._ranges.add(made)
+        return made
+
+    def close(self) -> None:
+        """Gives up the pages of every range."""
+        for held in list(self._ranges):
+            held.close()
+
 
 class ElasticRange:
     """`tensor` (uint8) spans `reserved` bytes whose address never moves; the first `committed` of
     them may be used. What is given up is gone; with `poison`, what is committed anew reads as NaN.
     """
 
-    def __init__(self, memory: DeviceMemory, reserved: int, *, poison: bool) -> None:
-        """Raises OSError where the system refuses the address space."""
-        self._memory, self._poison = memory, poison
+    def __init__(
+        self,
+        memory: DeviceMemory,
+        reserved: int,
+        *,
+        poison: bool,
+        closed: Callable[[ElasticRange], None],
+    ) -> None:
+        self._memory, self._poison, self._closed = memory, poison, closed
         reserved = -(-max(reserved, 1) // _PAGE) * _PAGE
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
-        self._map = mmap.mmap(-1, reserved, flags=flags)
+        try:
+            self._map = mmap.mmap(-1, reserved, flags=flags)
+        except OSError as error:
+            raise CapacityError(
+                f"the system refused {reserved} bytes of address space: {error}",
+                fix="lower the context or memory.kv_bytes, or allow more memory (ulimit -v)",
+            ) from error
         if reserved >= _HUGE:
             self._map.madvise(mmap.MADV_HUGEPAGE)
         self.tensor = torch.frombuffer(self._map, dtype=torch.uint8)
@@ -84,4 +108,6 @@ class ElasticRange:
         self.committed = nbytes
 
     def close(self) -> None:
+        """Gives up every page; what reads it then sees zeros."""
         self.resize(0)
+        self._closed(self)

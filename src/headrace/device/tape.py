@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headrace import _native
@@ -17,11 +19,21 @@ from headrace.errors import DeviceError
 
 _ALLOCATIONS = {"aten.empty.memory_format", "aten.empty_like.default"}
 _VIEWS = {
-    f"aten.{name}.default"
-    for name in ("as_strided", "view", "_unsafe_view", "_reshape_alias", "detach", "alias")
-} | {"aten.select.int", "aten.slice.Tensor", "aten.unbind.int", "aten.split_with_sizes.default"}
+    f"aten.{name}"
+    for name in (
+        *("as_strided.default", "view.default", "view.dtype", "_unsafe_view.default"),
+        *("_reshape_alias.default", "detach.default", "alias.default", "select.int"),
+        *("slice.Tensor", "unbind.int", "split_with_sizes.default"),
+    )
+}
 
-_HOST_READS = {"aten._local_scalar_dense.default", "aten.item.default", "aten.nonzero.default"}
+_READS_BELOW = {"aten._local_scalar_dense.default", "aten.nonzero.default"}
+
+_HOST_READS: set[object] = {
+    *(Tensor.tolist, Tensor.numpy, Tensor.item, Tensor.__array__, Tensor.is_nonzero),
+    *(Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.__contains__),
+    *(Tensor.nonzero, Tensor.equal, torch.nonzero, torch.equal, torch.is_nonzero),
+}
 
 _VIEWS_OR_COPIES = {"aten.reshape.default", "aten.contiguous.default", "aten.flatten.using_ints"}
 
@@ -29,7 +41,7 @@ _VIEWS_OR_COPIES = {"aten.reshape.default", "aten.contiguous.default", "aten.fla
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Keeps what is allocated and names the first operation that computes or copies.
 
-    `strict`: a read of a value by the host raises DeviceError, as it would hang a real graph.
+    `strict`: a read of a value by the host raises DeviceError, as it would break a real graph.
     """
 
     @classmethod
@@ -51,17 +63,42 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         name = str(func)
-        if self._strict and name in _HOST_READS:
-            raise DeviceError(
-                f"the host read a value ({name}) while a step was captured",
-                expected="all that depends on routing to stay on the device",
-            )
+        if name in _READS_BELOW:
+            self.reads(name)
         result = func(*args, **(kwargs or {}))
         if name in _ALLOCATIONS:
             self.kept.append(result)
         elif name not in _VIEWS and not (name in _VIEWS_OR_COPIES and _shared(result, args[0])):
             self.foreign = self.foreign or name
         return result
+
+    def reads(self, name: str) -> None:
+        """The host reads a value, which a replay would not do again."""
+        if self._strict:
+            raise DeviceError(
+                f"the host read a value ({name}) while a step was captured",
+                expected="all that depends on routing to stay on the device",
+            )
+        self.foreign = self.foreign or name
+
+
+class _HostReads(TorchFunctionMode):
+    """Tells `watch` of reads, which are no operations: dispatch does not see all of them."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func in _HOST_READS:
+            self._watch.reads(func.__name__)
+        return func(*args, **(kwargs or {}))
 
 
 def _shared(a: Tensor, b: Tensor) -> bool:
@@ -91,7 +128,7 @@ class CpuGraph:
         """The step is computed as ever, and captured."""
         self._pool.record(self._tape)
         try:
-            with self._watch:
+            with self._watch, _HostReads(self._watch):
                 yield
         finally:
             self._pool.stop()

@@ -7,6 +7,7 @@ longer fits waits and is computed again.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from headrace.engine.pools import Pools, Sizes
@@ -51,12 +52,14 @@ class Elastic:
         """
         began, before = time.perf_counter(), self.budget
         preemptions, dropped = self._scheduler.preemptions, 0
-        if self._cache is not None and wanted.expert_slots < before.expert_slots:
-            dropped = self._cache.resize(wanted.expert_slots)
         try:
+            if self._cache is not None and wanted.expert_slots < self._cache.slots.capacity:
+                dropped = self._cache.resize(wanted.expert_slots)
             self._shrink(wanted)
             self._grow(wanted)
         except CapacityError:
+            with suppress(CapacityError):
+                self._grow(before)
             self.budget = self._given(self._grow_experts(self._held(before)))
             raise
         self.budget = self._given(self._grow_experts(wanted))

@@ -248,6 +248,8 @@ class Engine:
             draws: list[Draw] = sample(logits.rows, drawers, logits.best) if drawers else []
         except Exception as error:  # any failure ends the requests of this step, not the engine
             log.exception("a step of %d tokens failed", step.tokens)
+            if self._live is not None:
+                self._live.recorder.end_step(failed=True)
             return self._scheduler.fail((span.request for span in step.spans), _typed(error))
         return self._scheduler.commit(step, draws)
 

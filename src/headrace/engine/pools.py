@@ -117,14 +117,7 @@ class Pools:
         return tuple(self._range(most, s, torch.float32) for s in (need.matrix, need.conv))
 
     def _range(self, most: int, shape: tuple[int, ...], dtype: torch.dtype) -> _Pool:
-        nbytes = most * prod(shape) * dtype.itemsize
-        try:
-            return _Pool(self._device.elastic(nbytes), shape, dtype)
-        except OSError as error:
-            raise CapacityError(
-                f"the system refused {nbytes} bytes of address space for a cache: {error}",
-                fix="set memory.kv_bytes, lower the context or allow more memory (ulimit -v)",
-            ) from error
+        return _Pool(self._device.elastic(most * prod(shape) * dtype.itemsize), shape, dtype)
 
     def _layer(self, need: StateNeed | None, pools: tuple[_Pool, ...]) -> LayerState:
         if need is None:

@@ -100,10 +100,10 @@ class Recorder:
             ids = np.full((len(prefill), len(self._column), self._model.widest), NONE, np.uint16)
             self._current = (prefill, ids)
 
-    def end_step(self) -> None:
+    def end_step(self, *, failed: bool = False) -> None:
         """It has run; a step that failed is not kept."""
         with self._lock:
-            if self._current is not None and self.recording:
+            if self._current is not None and self.recording and not failed:
                 self._steps.append(self._current)
                 self._room -= len(self._current[0])
                 self._tokens += len(self._current[0])

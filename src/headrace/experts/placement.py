@@ -112,8 +112,8 @@ class Hybrid:
 
     def begin(self, tokens: int, *, prefill: bool) -> None:
         """A step of so many tokens starts. `prefill`: any of them is of a prompt's chunk."""
-        if self._open:  # the last step failed half-way: nobody learns from it
-            self._device.copies.observations(), self._device.host_pool.observations()
+        if self._open:
+            self._recover()
         self._open, self._how = True, None
         if prefill:
             self._fade = fade_of(tokens)
@@ -165,24 +165,36 @@ class Hybrid:
     ) -> Tensor:
         device, slots, ops = self._device, self.slots, self._ops
         plan, parts_TXD = self._buffers(layer, routing, x_TD.shape[1])
+        at, host = slots.layer(layer), self._host_layers[layer]
         device.host_pool.alert()
-        ops.plan(routing.ids_TX, slots.layer(layer), slots.cache, quota_Q, plan, staging=staging)
-        device.host_pool.ring(
-            x_TD, plan.host_ids_TX, self._host_layers[layer], parts_TXD, exact=device.exact
-        )
-        device.copies.copy_rows(
-            self._bank.layouts[layer].spans,
-            plan.fill_experts_E,
-            plan.fill_slots_E,
-            plan.counts_4[2:3],
-            slots.memory,
-            slots.slot_bytes,
-            poison=device.emulation.poison,
-        )
-        device.copies.wait()
-        ops.experts_parts(x_TD, plan.slot_ids_TX, slots.rows(layer), parts_TXD)
-        device.host_pool.wait()
+        try:
+            ops.plan(routing.ids_TX, at, slots.cache, quota_Q, plan, staging=staging)
+            device.host_pool.ring(x_TD, plan.host_ids_TX, host, parts_TXD, exact=device.exact)
+            device.copies.copy_rows(
+                self._bank.layouts[layer].spans,
+                plan.fill_experts_E,
+                plan.fill_slots_E,
+                plan.counts_4[2:3],
+                slots.memory,
+                slots.slot_bytes,
+                poison=device.emulation.poison,
+            )
+            device.copies.wait()
+            ops.experts_parts(x_TD, plan.slot_ids_TX, slots.rows(layer), parts_TXD)
+            device.host_pool.wait()
+        except BaseException:
+            device.settle()  # before what the host reads is given to others
+            raise
         return ops.combine(parts_TXD, routing)
+
+    def _recover(self) -> None:
+        """The last step failed half-way: nobody learns from it, and what it admitted may never
+        have been copied.
+        """
+        self._device.settle()
+        self._device.copies.observations(), self._device.host_pool.observations()
+        if self._how is None:
+            self.slots.forget()
 
     def _streamed(self, layer: int, x_TD: Tensor, routing: Routing) -> Tensor:
         slot_of_E = self._stream.take(layer)

@@ -46,10 +46,10 @@ class ExpertSlots:
         self._base = [0, *accumulate(experts)]
         self._keys = [ExpertKey(layer, e) for layer, n in enumerate(experts) for e in range(n)]
         self.slot_bytes = bank.slot_bytes
-        most_staging = 2 * max(experts)
-        self._memory = device.elastic((self._base[-1] + most_staging) * self.slot_bytes)
         rows = self._base[-1]
-        self._row_of = device.empty((rows,), torch.int32)  # of every slot there can be
+        self._most_staging = 2 * max(experts)
+        self._memory = device.elastic((rows + self._most_staging) * self.slot_bytes)
+        self._row_of = device.empty((rows,), torch.int32).fill_(-1)  # of every resident slot
         self._fixed = (
             device.empty((rows,), torch.int32).fill_(-1),
             device.zeros((2, rows), torch.int64),
@@ -60,7 +60,11 @@ class ExpertSlots:
         self._cache = self._view(0)
         self.capacity = self.staging = 0
         self._views: dict[tuple[object, ...], ExpertRows] = {}
-        self._resize(capacity, staging)
+        try:
+            self._resize(capacity, staging)
+        except CapacityError:
+            self.close()
+            raise
 
     @property
     def cache(self) -> Cache:
@@ -80,11 +84,13 @@ class ExpertSlots:
         return CacheLayer(self._base[layer], self._base[layer + 1] - self._base[layer])
 
     def rows(self, layer: int) -> ExpertRows:
-        """All slots, staging included, as rows of this layer; one object for layers alike."""
+        """All slots that there can be, as rows of this layer: one object for layers alike, and for
+        ever.
+        """
         layout = self._bank.layouts[layer]
         kind = layout.kind()
         if kind not in self._views:
-            count = self.capacity + self.staging
+            count = self._base[-1] + self._most_staging
             self._views[kind] = layout.rows(self.memory, count, self.slot_bytes)
         return self._views[kind]
 
@@ -112,6 +118,11 @@ class ExpertSlots:
         """
         return self._resize(capacity, self.staging if staging is None else staging)
 
+    def forget(self) -> None:
+        """Nothing is resident any more; what is known of uses stays. Between steps."""
+        self._fixed[0].fill_(-1)
+        self._row_of.fill_(-1)
+
     def check(self) -> None:
         """Asserts that slots and rows are one to one."""
         cache = self._cache
@@ -129,20 +140,21 @@ class ExpertSlots:
         most = self._base[-1]
         if not 0 <= capacity <= most:
             raise CapacityError(f"{capacity} expert slots", expected=f"0 to {most}")
-        if not 0 <= staging <= 2 * max(self._bank.facts.experts):
-            raise CapacityError(f"{staging} staging slots")
+        if not 0 <= staging <= self._most_staging:
+            raise CapacityError(
+                f"{staging} staging slots", expected=f"0 to {self._most_staging}: two layers"
+            )
+        self._device.settle()  # a step that failed may have left copies on their way
         nbytes = (capacity + staging) * self.slot_bytes
         plan = Shrunk([], [], [])
+        if nbytes > self._memory.committed:
+            self._memory.resize(nbytes)
         if capacity < self.capacity:
             cache = self._cache
             plan = shrink(cache.value_R.tolist(), cache.row_of_S.tolist(), capacity)
             self._apply(plan)
-            self._memory.resize(nbytes)
-        else:
-            self._memory.resize(nbytes)
-            self._row_of[self.capacity : capacity] = -1
+        self._memory.resize(nbytes)
         self.capacity, self.staging = capacity, staging
-        self._views.clear()
         self._cache = self._view(capacity)
         self._device.moved()
         return Reshaped(len(plan.evicted), len(plan.moves))
@@ -154,11 +166,10 @@ class ExpertSlots:
     def _apply(self, plan: Shrunk) -> None:
         """Rows that stay move down; slots that are given up hold nothing that is told of."""
         slots = self.memory[: self.capacity * self.slot_bytes].view(self.capacity, self.slot_bytes)
+        self.forget()  # whoever is interrupted loses rows, but tells nothing wrong
         for source, to in plan.moves:
             slots[to].copy_(slots[source])
-        self._fixed[0].fill_(-1)
         held = [(row, slot) for slot, row in enumerate(plan.row_of_slot) if row >= 0]
         rows, at = torch.tensor(held, dtype=torch.long).view(-1, 2).unbind(1)
         self._fixed[0][rows] = at.int()
-        self._row_of.fill_(-1)
         self._row_of[at] = rows.int()
