@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import signal
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ import httpx
 import pytest
 
 sys.path.append(str(Path(__file__).parent))
-from served import Served, tiny_model
+from served import COMMAND, Served, environment, tiny_model
 
 from headrace.bench.checkpoint import Shape, ensure
 from headrace.cli.main import main
@@ -224,7 +227,42 @@ def test_a_trace_goes_from_the_server_to_the_simulator(server, folder, tmp_path,
     headrace("ctl", "trace", file, "--seconds", "0.3", *at)
     assert RoutingTrace.load(file).tokens == 0
     assert not live(server)["recording"]
-    assert "a folder" in headrace("ctl", "trace", tmp_path / "no" / "t", *at, code=2)
+    assert "no folder" in headrace("ctl", "trace", tmp_path / "no" / "t", *at, code=2)
+    assert "is a folder" in headrace("ctl", "trace", tmp_path, *at, code=2)
+    assert "one of them" in headrace("ctl", "trace", file, "--stop", "--tokens", "5", *at, code=2)
+
+
+def test_a_forgotten_trace_can_be_stopped(server, tmp_path, headrace):
+    at, file = ("--server", server.url), tmp_path / "routing.trace"
+    assert "start one first" in headrace("ctl", "trace", file, "--stop", *at, code=2)
+    started = httpx.post(server.url + "/engine/trace", json={"action": "start"})
+    assert started.status_code == 200
+    assert "being recorded" in headrace("ctl", "trace", file, "--seconds", "1", *at, code=2)
+    assert not file.exists()
+    chat(server, max_tokens=20)
+    headrace("ctl", "trace", file, "--stop", *at)
+    assert RoutingTrace.load(file).decode_steps >= 19
+
+
+def test_an_interrupt_ends_a_trace_and_keeps_it(server, tmp_path):
+    file = tmp_path / "routing.trace"
+    ctl = subprocess.Popen(
+        [*COMMAND, "ctl", "trace", str(file), "--server", server.url],
+        stdout=subprocess.PIPE, text=True, env=environment(),
+    )  # fmt: skip
+    until = time.monotonic() + 60
+    while not live(server)["recording"]:
+        assert ctl.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    chat(server, max_tokens=20)
+    ctl.send_signal(signal.SIGINT)
+    said, _ = ctl.communicate(timeout=30)
+    assert ctl.returncode == 0
+    made = RoutingTrace.load(file)
+    assert made.decode_steps >= 19
+    assert f"{made.tokens} tokens" in said
+    assert not live(server)["recording"]
 
 
 def test_run_takes_the_same_settings_and_gives_the_same_text(folder, headrace, tmp_path):

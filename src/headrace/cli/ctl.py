@@ -75,19 +75,24 @@ def trace(
     file: Annotated[Path, typer.Argument(help="For `headrace simulate FILE`.")],
     tokens: Annotated[int | None, typer.Option(min=1, help="Stop after so many.")] = None,
     seconds: Annotated[float | None, typer.Option(min=0, help="Stop after so long.")] = None,
+    stop: Annotated[
+        bool, typer.Option("--stop", help="Stop what somebody started, and keep it.")
+    ] = False,
     server: Server = WHERE,
     api_key: ApiKey = None,
     as_json: options.Json = False,
 ) -> None:
     """Record which experts are used until Ctrl-C, for some tokens or some seconds."""
-    if tokens is not None and seconds is not None:
-        raise ConfigError("--tokens and --seconds", expected="one of them")
-    if not file.parent.is_dir():
-        raise ConfigError(f"there is no folder {file.parent}", expected="a folder for the trace")
+    if (tokens is not None) + (seconds is not None) + stop > 1:
+        raise ConfigError("several of --tokens, --seconds and --stop", expected="one of them")
+    if file.is_dir() or not file.parent.is_dir():
+        found = f"{file} is a folder" if file.is_dir() else f"there is no folder {file.parent}"
+        raise ConfigError(found, expected="a file in a folder that exists")
     remote = _remote(server, api_key)
-    wanted = {} if tokens is None else {"tokens": tokens}
-    most = json.loads(remote.call("POST", "/engine/trace", {"action": "start", **wanted}))["tokens"]
-    _wait(remote, most, seconds)
+    if not stop:
+        wanted = {"action": "start"} if tokens is None else {"action": "start", "tokens": tokens}
+        most = json.loads(remote.call("POST", "/engine/trace", wanted))["tokens"]
+        _wait(remote, most, seconds)
     data = remote.call("POST", "/engine/trace", {"action": "stop"})
     _report(file, data, as_json=as_json)
 

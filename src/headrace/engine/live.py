@@ -61,10 +61,9 @@ class Live:
 
     def resize(self, wanted: MemoryBudget) -> Resized:
         """As somebody asked, between steps. Raises CapacityError."""
-        try:
-            return self._carry_out(wanted)
-        finally:
-            self._rest(asked=True)
+        done = self._carry_out(wanted)
+        self._rest(asked=True)
+        return done
 
     def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """A resize request and its reply; JSON-able. Raises as `parse` and `resize` do."""
