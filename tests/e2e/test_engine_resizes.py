@@ -72,8 +72,8 @@ def test_growth_without_memory_is_told_and_nothing_is_lost(
     assert engine.status()["kv_blocks_total"] == before.kv_blocks
     placement.slots.check()
     engine.check()
-    assert engine.generate(PROMPT, GREEDY) == truth
     device.memory.total = total
+    assert engine.generate(PROMPT, GREEDY) == truth
     done = live.ask({"kv_tokens": 2 * before.kv_tokens})
     assert done["after"]["kv_tokens"] == 2 * before.kv_tokens
     assert engine.generate(PROMPT, GREEDY) == truth
