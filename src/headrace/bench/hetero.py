@@ -87,23 +87,33 @@ class Layers:
             choose=lambda _: Prefill.ON_DEMAND,
         )
 
-    def step(self, placed: Hybrid, misses: int) -> list[float]:
-        """One decode step; seconds of each layer."""
-        facts, seconds = self.bank.facts, []
-        weights = torch.full((1, misses), 1 / misses)
-        first = self._turn * misses
-        self._turn += 1
-        ids_1X = torch.tensor(
-            [[(first + i) % facts.experts[0] for i in range(misses)]], dtype=torch.int32
-        )
-        routing = Routing(ids_1X, weights)
+    def captured(self, placed: Hybrid, misses: int) -> Callable[[], float]:
+        """One decode step as it is served: captured once, replayed; seconds of a layer."""
+        facts = self.bank.facts
+        ids_1X = torch.zeros(1, misses, dtype=torch.int32)
+        routing = Routing(ids_1X, torch.full((1, misses), 1 / misses))
+        graph = self.device.graph()
+        assert graph is not None
         placed.begin(1, prefill=False)
-        for layer in self.bank.moe_layers:
-            began = time.perf_counter()
-            placed(layer, self._x_TD, routing)
-            seconds.append(time.perf_counter() - began)
+        with torch.inference_mode(), graph.recording():
+            for layer in self.bank.moe_layers:
+                placed(layer, self._x_TD, routing)
         placed.finish()
-        return seconds
+        assert not graph.foreign, graph.foreign
+
+        def step() -> float:
+            first = self._turn * misses
+            self._turn += 1
+            for i in range(misses):
+                ids_1X[0, i] = (first + i) % facts.experts[0]
+            placed.begin(1, prefill=False)
+            began = time.perf_counter()
+            graph.replay()
+            seconds = time.perf_counter() - began
+            placed.finish()
+            return seconds / facts.layers
+
+        return step
 
     def close(self) -> None:
         self.device.close()
@@ -115,30 +125,39 @@ def _paced(ops: Ops, device: EmulatedDevice, row_bytes: int) -> Ops:
     """
 
     def experts_parts(x_TD: Tensor, ids_TX: Tensor, rows: ExpertRows, parts_TXD: Tensor) -> None:
-        here = int((ids_TX >= 0).sum())
-        device.pool.pace(round(1e9 * here * row_bytes / KERNELS))
+        device.pool.pace(round(1e9 * ids_TX.numel() * row_bytes / KERNELS))
 
     return replace(ops, experts_parts=experts_parts)
 
 
-def sweep(layers: Layers, row: ProfileRow, misses: int, steps: int) -> list[Point]:
-    """Every split of `misses`, in turns, so that a slow moment hits all alike."""
-    placed = [layers.placed(row, q / misses, misses) for q in range(misses + 1)]
+def sweep(layers: Layers, misses: int, steps: int) -> tuple[list[Point], ProfileRow]:
+    """Every split of `misses`, and the bandwidths, in turns: a slow moment hits all alike."""
+    rows = [layers.measured()]
+    placed = [layers.placed(rows[0], q / misses, misses) for q in range(misses + 1)]
+    runs = [layers.captured(one, misses) for one in placed]
     walls: list[list[float]] = [[] for _ in placed]
     fills: list[list[float]] = [[] for _ in placed]
     hosts: list[list[float]] = [[] for _ in placed]
     for _ in range(steps):
-        for q, one in enumerate(placed):
-            walls[q] += layers.step(one, misses)
-            times = one.status()["kinds"][layers.kind]["branches"]
-            fills[q].append(times["link"]["observed_s"])
-            hosts[q].append(times["host"]["observed_s"])
-    for one in placed:
+        rows.append(layers.measured())
+        for q, run_step in enumerate(runs):
+            walls[q].append(run_step())
+    for q, one in enumerate(placed):
+        times = one.status()["kinds"][layers.kind]["branches"]
+        fills[q].append(times["link"]["observed_s"])
+        hosts[q].append(times["host"]["observed_s"])
         one.close()
-    return [
+    points = [
         Point(q, *(statistics.median(values[q]) for values in (walls, fills, hosts)))
         for q in range(misses + 1)
     ]
+    return points, _middle(rows)
+
+
+def _middle(rows: list[ProfileRow]) -> ProfileRow:
+    """The median of each number."""
+    told = [asdict(row) for row in rows]
+    return ProfileRow(**{name: statistics.median(row[name] for row in told) for name in told[0]})
 
 
 def judged(points: list[Point], row: ProfileRow, row_bytes: int, misses: int) -> dict[str, Any]:
@@ -220,16 +239,13 @@ def run(
         progress(i, len(links), f"link at {share:g} of the host")
         layers = Layers(bank, share * alone.host)
         try:
-            row = layers.measured()
-            points = sweep(layers, row, misses, steps)
-            again = layers.measured()  # the machine may have changed meanwhile
+            points, row = sweep(layers, misses, steps)
         finally:
             layers.close()
         results.append(
             {
                 "link_share": share,
                 "row": asdict(row),
-                "row_afterwards": asdict(again),
                 "points": [asdict(point) for point in points],
                 "predicted": [
                     branch_times(row, row_bytes, misses, q).step_s for q in range(misses + 1)
