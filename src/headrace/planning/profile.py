@@ -53,6 +53,26 @@ class ProfileRow:
         return cls(link, host, link, max(host - link, host / 100))
 
 
+def side_by_side(row: ProfileRow, link_bytes: float, host_bytes: float) -> tuple[float, float]:
+    """Seconds until link and host are done that start at the same time; 0 for one with no bytes.
+
+    Both go at their shared rates until one is done; the other has the memory to itself then.
+    """
+    if not host_bytes:
+        return (row.fill_s + link_bytes / row.link if link_bytes else 0.0), 0.0
+    if not link_bytes:
+        return 0.0, row.handoff_s + host_bytes / row.host
+    link_s = row.fill_s + link_bytes / row.link_shared
+    host_s = row.handoff_s + host_bytes / row.host_shared
+    if link_s < host_s:
+        begun_s = max(link_s, row.handoff_s)
+        left = host_bytes - (begun_s - row.handoff_s) * row.host_shared
+        return link_s, begun_s + left / row.host
+    begun_s = max(host_s, row.fill_s)
+    left = link_bytes - (begun_s - row.fill_s) * row.link_shared
+    return begun_s + left / row.link, host_s
+
+
 @dataclass(frozen=True)
 class BandwidthProfile:
     """Rows by layer kind, for example `mxfp4 2880x2880 t6`, measured on one machine."""
@@ -198,18 +218,15 @@ class Correction:
     def observe_step(self, row_bytes: int, layers: Iterable[tuple[int, int, float, float]]) -> None:
         """All layers of one step: (fills, host rows, seconds of each). One correction for all."""
         row = self._row
-        # What a branch would have carried had it been alone: shared rates move in proportion.
-        link_part = row.link / row.link_shared
-        host_part = row.host / row.host_shared
         links = hosts = 0
         for fills, host, fill_s, host_s in layers:
+            # As much as a branch was slower than predicted, so much less it would carry alone.
+            times = side_by_side(row, fills * row_bytes, host * row_bytes)
             if fills and fill_s > row.fill_s:
-                seen = fills * row_bytes / (fill_s - row.fill_s)
-                self._link.append(seen * link_part if host else seen)
+                self._link.append(row.link * (times[0] - row.fill_s) / (fill_s - row.fill_s))
                 links += 1
             if host and host_s > row.handoff_s:
-                seen = host * row_bytes / (host_s - row.handoff_s)
-                self._host.append(seen * host_part if fills else seen)
+                self._host.append(row.host * (times[1] - row.handoff_s) / (host_s - row.handoff_s))
                 hosts += 1
         if links:
             row = _scaled(row, "link", self._factor(self._link, row.link, links))

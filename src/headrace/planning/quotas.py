@@ -1,14 +1,14 @@
 """Tables of q[m] by rule, quickly enough to be made between two steps.
 
-A rule of `split.py` is the meaning; here the same numbers are found by looking at six splits of m
-misses instead of all of them, because the time of a split is convex in its fills.
+A rule of `split.py` is the meaning; here the same numbers are found by looking at a few splits of m
+misses instead of all of them, because its time is piecewise linear in its fills.
 """
 
 from __future__ import annotations
 
 from math import floor
 
-from headrace.planning.profile import ProfileRow
+from headrace.planning.profile import ProfileRow, side_by_side
 from headrace.planning.split import (
     CREDITED,
     GUARD,
@@ -67,19 +67,14 @@ def _cheapest(row: ProfileRow, row_bytes: int, misses: int, credit_s: float, *, 
     """Fills with the least cost, of equals the most."""
     if misses == 0:
         return 0
-    # As `branch_times` has it, without its checks: a table has hundreds of these.
     none_s = row.handoff_s + misses * row_bytes / row.host
     all_s = row.fill_s + misses * row_bytes / row.link
     best, least = 0, none_s
     if misses > 1:
-        # Both branches take as long at this many fills.
-        link, host = row_bytes / row.link_shared, row_bytes / row.host_shared
-        even = floor((row.handoff_s - row.fill_s + misses * host) / (link + host))
-        for q in sorted({1, even, even + 1, misses - 1}):
+        for q in sorted(_bends(row, row_bytes, misses)):
             if 0 < q < misses:
-                fill_s = row.fill_s + q * row_bytes / row.link_shared
-                host_s = row.handoff_s + (misses - q) * row_bytes / row.host_shared
-                cost = max(fill_s, host_s) - q * credit_s
+                times = side_by_side(row, q * row_bytes, (misses - q) * row_bytes)
+                cost = max(times) - q * credit_s
                 if cost <= least:
                     best, least = q, cost
     if all_s - misses * credit_s <= least:
@@ -87,3 +82,13 @@ def _cheapest(row: ProfileRow, row_bytes: int, misses: int, credit_s: float, *, 
     if guard and not least < min(all_s, none_s) * (1 - GUARD):
         return misses if all_s <= none_s else 0
     return best
+
+
+def _bends(row: ProfileRow, row_bytes: int, misses: int) -> set[int]:
+    """Between these numbers of fills the time of a split is a straight line."""
+    link, host = row_bytes / row.link_shared, row_bytes / row.host_shared
+    lead_s = row.handoff_s - row.fill_s
+    even = floor((lead_s + misses * host) / (link + host))  # both take as long
+    early = floor(lead_s / link)  # the link is done before the host has begun
+    late = misses + floor(lead_s / host)  # or the other way round
+    return {1, misses - 1, even, even + 1, early, early + 1, late, late + 1}

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from headrace.planning.facts import ExpertKey
 from headrace.planning.lru import Placement, SlotTable
-from headrace.planning.profile import ProfileRow
+from headrace.planning.profile import ProfileRow, side_by_side
 
 FillRule = Callable[[int], int]  # misses -> fills, 0 <= fills <= misses
 
@@ -190,15 +190,9 @@ def guarded(row: ProfileRow, row_bytes: int) -> FillRule:
 
 
 def branch_times(row: ProfileRow, row_bytes: int, misses: int, fills: int) -> BranchTimes:
-    """Predicted times. Where one branch is empty the other has the memory to itself."""
+    """Predicted times; see `side_by_side`."""
     assert 0 <= fills <= misses
-    host = misses - fills
-    link = row.link_shared if host else row.link
-    cpu = row.host_shared if fills else row.host
-    return BranchTimes(
-        fill_s=row.fill_s + fills * row_bytes / link if fills else 0.0,
-        host_s=row.handoff_s + host * row_bytes / cpu if host else 0.0,
-    )
+    return BranchTimes(*side_by_side(row, fills * row_bytes, (misses - fills) * row_bytes))
 
 
 def tabulate(rule: FillRule, most: int) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.device.clock import VirtualClock
 from headrace.planning.facts import ExpertKey
 from headrace.planning.lru import Lru, SlotTable
 from headrace.planning.machines import MACHINES
@@ -38,15 +39,20 @@ def rows(draw: st.DrawFn) -> ProfileRow:
     return ProfileRow(link, host, link * draw(kept), host * draw(kept), draw(COSTS), draw(COSTS))
 
 
+def by_the_clock(row: ProfileRow, misses: int, fills: int) -> float:
+    """The time of a split, by the clock that runs link and host side by side."""
+    clock = VirtualClock(row, kernels=1.0, flops=1.0)
+    clock.transfer(fills * S)
+    clock.host_work((misses - fills) * S)
+    clock.wait_link()
+    clock.wait_host()
+    return clock.now
+
+
 @given(rows(), st.integers(0, 64))
 def test_balanced_is_the_best_of_all_splits(row: ProfileRow, misses: int) -> None:
     q = balanced(row, S)(misses)
-    times = []
-    for fills in range(misses + 1):  # the formula, written out
-        host = misses - fills
-        fill_s = row.fill_s + fills * S / (row.link_shared if host else row.link)
-        host_s = row.handoff_s + host * S / (row.host_shared if fills else row.host)
-        times.append(max(fill_s if fills else 0.0, host_s if host else 0.0))
+    times = [by_the_clock(row, misses, fills) for fills in range(misses + 1)]
     assert times[q] == pytest.approx(min(times))
     assert branch_times(row, S, misses, q).step_s == pytest.approx(times[q])
 
