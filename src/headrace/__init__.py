@@ -23,14 +23,17 @@ def load(
     config: EngineConfig | None = None,
     *,
     progress: Callable[[int, int], None] | None = None,
+    home: str | Path | None = None,
 ) -> Engine:
     """An engine that serves the checkpoint at `path`; `progress` hears (bytes read, bytes in all).
 
-    Raises CheckpointError, ConfigError, CapacityError or DeviceError.
+    `home`: where `headrace measure` keeps bandwidths (`HEADRACE_HOME` or `~/.cache/headrace`); None
+    = none are used. Raises CheckpointError, ConfigError, CapacityError or DeviceError.
     """
     from headrace.engine.opening import open_engine  # noqa: PLC0415  needs the native extension
 
-    opening = open_engine(Path(path), config or EngineConfig())
+    measured = None if home is None else Path(home)
+    opening = open_engine(Path(path), config or EngineConfig(), home=measured)
     from headrace.engine.engine import Engine  # noqa: PLC0415  torch takes seconds to import
 
     return Engine.start(opening, progress)
