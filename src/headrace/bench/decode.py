@@ -11,6 +11,7 @@ from headrace.bench.report import fingerprint, peak_rss_bytes, spread
 from headrace.bench.runs import Bench, opened
 
 PROMPT_TOKENS = 16
+PROBE_STEPS, PROBE_SECONDS = 8, 0.1
 
 
 def run(
@@ -31,16 +32,16 @@ def run(
     with opened(
         model=model, shape=shape, home=home, threads=threads, step_tokens=512, progress=progress
     ) as bench:
-        _decode(bench, 4)  # the first touch of code and caches
+        _decode(bench, 4, probe=False)  # the first touch of code and caches
         peak = peak_rss_bytes()
-        walls, outside = [], []
+        walls, outside, bandwidths = [], [], []
         for i in range(repeats):
             progress(i, repeats, "decoding")
-            bench.measure_bandwidth()
+            bench.bandwidths.clear()
             wall, other = _decode(bench, tokens)
             walls.append(wall)
             outside.append(other)
-        bench.measure_bandwidth()
+            bandwidths.append(bench.bandwidth)
         facts = bench.facts
         element = 4 if bench.engine.plan.exact else 2
         context = PROMPT_TOKENS + tokens // 2
@@ -52,8 +53,10 @@ def run(
             "tokens_per_s": spread([1 / wall for wall in walls]),
             "step_bytes": read,
             "bytes_per_s": spread(rates),
-            "read_bandwidth": spread(bench.bandwidths),
-            "share_of_bandwidth": statistics.median(rates) / bench.bandwidth,
+            "read_bandwidth": spread(bandwidths),
+            "share_of_bandwidth": spread(
+                [rate / bandwidth for rate, bandwidth in zip(rates, bandwidths, strict=True)]
+            ),
             "step_ms": spread([1e3 * wall for wall in walls]),
             "outside_kernels_ms": spread([1e3 * other for other in outside]),
             "weight_bytes": facts.total_bytes,
@@ -64,11 +67,18 @@ def run(
         }
 
 
-def _decode(bench: Bench, tokens: int) -> tuple[float, float]:
-    """Median seconds of a decode step, in all and outside kernels."""
+def _decode(bench: Bench, tokens: int, *, probe: bool = True) -> tuple[float, float]:
+    """Median seconds of a decode step, in all and outside kernels.
+
+    Bandwidth is measured between the steps: on a shared machine it changes within seconds.
+    """
     bench.submit(PROMPT_TOKENS, tokens + 1)
     bench.engine.step()  # the prompt
-    steps = [bench.timed_step() for _ in range(tokens)]
+    steps = []
+    for i in range(tokens):
+        if probe and i % PROBE_STEPS == 0:
+            bench.measure_bandwidth(PROBE_SECONDS)
+        steps.append(bench.timed_step())
     while not bench.engine.idle:
         bench.engine.step()
     return statistics.median(w for w, _ in steps), statistics.median(o for _, o in steps)

@@ -31,11 +31,11 @@ class Bench:
     engine: Engine
     device: CpuDevice
     facts: ModelFacts
-    bandwidths: list[float] = field(default_factory=list)  # bytes/s, one before each run and after
+    bandwidths: list[float] = field(default_factory=list)  # bytes/s, as measured so far
 
-    def measure_bandwidth(self) -> None:
+    def measure_bandwidth(self, seconds: float = BANDWIDTH_SECONDS) -> None:
         self.bandwidths.append(
-            _native.measure_read_bandwidth(self.device.pool, BANDWIDTH_BYTES, BANDWIDTH_SECONDS)
+            _native.measure_read_bandwidth(self.device.pool, BANDWIDTH_BYTES, seconds)
         )
 
     @property
