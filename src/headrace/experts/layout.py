@@ -70,15 +70,23 @@ def layout_of(rows: ExpertRows) -> RowLayout:
             part = Part(at, tuple(tensor.shape), tensor.stride(), tensor.dtype)
             parts[present[i]] = (part,)
         cursor = -(-(cursor + end - start) // SPAN_ALIGN) * SPAN_ALIGN
-    sources = []
+    sources, within = [], _within(first, groups)
     for expert in range(rows.count):
         own = [kinds[i][expert] for i in present]
-        starts = [min(own[i].data_ptr() for i in group) for group in groups]
-        ends = [max(_end(own[i]) for i in group) for group in groups]
-        assert [e - s for s, e in zip(starts, ends, strict=True)] == nbytes, "rows differ in layout"
-        sources.append(starts)
+        assert _within(own, groups) == within, "rows differ in layout"
+        sources.append([min(own[i].data_ptr() for i in group) for group in groups])
     spans = RowSpans(sources, nbytes, offsets)
     return RowLayout(-(-cursor // ALIGN) * ALIGN, tuple(parts), spans, rows)
+
+
+def _within(tensors: Sequence[Tensor], groups: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    """First byte and end of each tensor within its group."""
+    starts = [min(tensors[i].data_ptr() for i in group) for group in groups]
+    return [
+        (tensors[i].data_ptr() - start, _end(tensors[i]) - start)
+        for start, group in zip(starts, groups, strict=True)
+        for i in group
+    ]
 
 
 def _end(tensor: Tensor) -> int:
@@ -87,7 +95,7 @@ def _end(tensor: Tensor) -> int:
 
 
 def _overlapping(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """Indices of tensors whose bytes interleave, grouped, in order of address."""
+    """Indices of tensors whose bytes interleave, grouped; in order, wherever they lie."""
     order = sorted(range(len(tensors)), key=lambda i: tensors[i].data_ptr())
     groups: list[list[int]] = []
     end = 0
@@ -97,4 +105,4 @@ def _overlapping(tensors: Sequence[Tensor]) -> list[list[int]]:
         else:
             groups.append([i])
         end = max(end, _end(tensors[i]))
-    return groups
+    return sorted(sorted(group) for group in groups)

@@ -146,18 +146,24 @@ class ExpertSlots:
             )
         self._device.settle()  # a step that failed may have left copies on their way
         nbytes = (capacity + staging) * self.slot_bytes
-        plan = Shrunk([], [], [])
+        evicted = moved = 0
         if nbytes > self._memory.committed:
             self._memory.resize(nbytes)
         if capacity < self.capacity:
             cache = self._cache
-            plan = shrink(cache.value_R.tolist(), cache.row_of_S.tolist(), capacity)
-            self._apply(plan)
+            row_of = cache.row_of_S.tolist()
+            if capacity:
+                plan = shrink(cache.value_R.tolist(), row_of, capacity)
+                evicted, moved = len(plan.evicted), len(plan.moves)
+                self._apply(plan)
+            else:
+                evicted = sum(row >= 0 for row in row_of)
+                self.forget()
         self._memory.resize(nbytes)
         self.capacity, self.staging = capacity, staging
         self._cache = self._view(capacity)
         self._device.moved()
-        return Reshaped(len(plan.evicted), len(plan.moves))
+        return Reshaped(evicted, moved)
 
     def _view(self, capacity: int) -> Cache:
         slot_of_R, sums_2R, value_R, clock_1 = self._fixed
