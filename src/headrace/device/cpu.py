@@ -65,9 +65,6 @@ class CpuDevice:
         """Memory that can grow up to `reserved` bytes without moving. Raises CapacityError."""
         return self._memory.range(reserved, poison=False)
 
-    def host(self, nbytes: int) -> Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8)
-
     def graph(self) -> CpuGraph:
         """An empty one, to record a step into."""
         return CpuGraph(self.pool)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from torch import Tensor
 from headrace import _native
 from headrace.device.clock import Observed, VirtualClock
 from headrace.device.cpu import isa_cap
+from headrace.device.device import Mark
 from headrace.device.memory import DeviceMemory, ElasticRange
 from headrace.device.tape import CpuGraph
 from headrace.errors import DeviceError
@@ -35,13 +36,6 @@ class Emulation:
     exact: bool = False
     poison: bool = False  # a slot that is about to be filled reads as NaN
     staged: bool = False  # host memory cannot be pinned: copies go through a buffer
-
-
-class Mark(NamedTuple):
-    """A point in the queue of copies, as the link and the clock count."""
-
-    link: int
-    clock: int
 
 
 class CopyStream:
@@ -187,6 +181,7 @@ class EmulatedDevice:
     def __init__(self, emulation: Emulation, clock: VirtualClock | None = None) -> None:
         self.emulation = emulation
         self.exact = emulation.exact
+        self.poison = emulation.poison
         self.clock = clock
         self.memory = DeviceMemory(emulation.memory)
         self.capturing = False
@@ -240,13 +235,6 @@ class EmulatedDevice:
         """Device memory that can grow up to `reserved` bytes without moving."""
         self._no_capture("an allocation")
         return self.memory.range(reserved, poison=True)
-
-    def adopt(self, host: Tensor) -> Tensor:
-        """A copy in device memory. Raises CapacityError."""
-        return self.empty(host.shape, host.dtype).copy_(host)
-
-    def host(self, nbytes: int) -> Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8)
 
     def graph(self) -> EmulatedGraph | None:
         """To record a step into; None with a clock, which a replay would not charge."""

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headrace.device.cpu import CpuDevice
-from headrace.device.emulated import EmulatedDevice
-from headrace.device.tape import CpuGraph
+from headrace.device.device import Device, Graph
 from headrace.engine.logits import Logits
 from headrace.models.state import Batch, Experts, State
 from headrace.models.transformer import Transformer
@@ -28,7 +26,7 @@ MOST_SEQUENCES = 4
 class Captured:
     """A graph, the batch whose buffers it reads and the logits it writes."""
 
-    graph: CpuGraph
+    graph: Graph
     batch: Batch
     logits: Logits
 
@@ -36,9 +34,7 @@ class Captured:
 class Graphs:
     """The forward pass, with captured steps where one token of each sequence is computed."""
 
-    def __init__(
-        self, transformer: Transformer, experts: Experts, device: CpuDevice | EmulatedDevice
-    ) -> None:
+    def __init__(self, transformer: Transformer, experts: Experts, device: Device) -> None:
         self._transformer, self._experts, self._device = transformer, experts, device
         self._captured: dict[int, Captured] = {}
         self._refused = ""

@@ -14,7 +14,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from headrace.device.emulated import EmulatedDevice
+from headrace.device.device import Accelerator
 from headrace.experts.bank import ExpertBank
 from headrace.ops.experts.native import expert_layer
 from headrace.planning.profile import ProfileRow
@@ -36,7 +36,7 @@ class Line:
 
 def measure(
     bank: ExpertBank,
-    device: EmulatedDevice,
+    device: Accelerator,
     layers: Sequence[int],
     progress: Callable[[str], None] = lambda _: None,
 ) -> ProfileRow:
@@ -80,7 +80,7 @@ def _rate(nbytes: int, seconds: float, alone: float) -> float:
 
 
 class _Bench:
-    def __init__(self, bank: ExpertBank, device: EmulatedDevice, layers: Sequence[int]) -> None:
+    def __init__(self, bank: ExpertBank, device: Accelerator, layers: Sequence[int]) -> None:
         self._bank, self._device = bank, device
         self._most = min(MOST_ROWS, bank.rows(layers[0]).count)
         self._slots = self._room()

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from headrace.device.emulated import EmulatedDevice
+from headrace.device.device import Accelerator
 from headrace.experts.bank import ExpertBank
 from headrace.experts.slots import ExpertSlots
 from headrace.experts.stream import LayerStream
@@ -52,7 +52,7 @@ class Resident:
         return self._run(x_TD, routing, self._rows(layer))
 
 
-def on_device(bank: ExpertBank, device: EmulatedDevice) -> Callable[[int], ExpertRows]:
+def on_device(bank: ExpertBank, device: Accelerator) -> Callable[[int], ExpertRows]:
     """Every expert copied to the device. Raises CapacityError."""
     step = bank.slot_bytes
     memory = device.elastic(sum(bank.facts.experts) * step)
@@ -88,7 +88,7 @@ class Hybrid:
         self,
         bank: ExpertBank,
         slots: ExpertSlots,
-        device: EmulatedDevice,
+        device: Accelerator,
         ops: Ops,
         tuner: Tuner,
         *,
@@ -177,7 +177,7 @@ class Hybrid:
                 plan.counts_4[2:3],
                 slots.memory,
                 slots.slot_bytes,
-                poison=device.emulation.poison,
+                poison=device.poison,
             )
             device.copies.wait()
             ops.experts_parts(x_TD, plan.slot_ids_TX, slots.rows(layer), parts_TXD)

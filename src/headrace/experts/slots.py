@@ -12,7 +12,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from headrace.device.emulated import EmulatedDevice
+from headrace.device.device import Accelerator
 from headrace.errors import CapacityError
 from headrace.experts.bank import ExpertBank
 from headrace.ops.table import Cache, CacheLayer, ExpertRows, Planned
@@ -34,7 +34,7 @@ class ExpertSlots:
     def __init__(
         self,
         bank: ExpertBank,
-        device: EmulatedDevice,
+        device: Accelerator,
         *,
         capacity: int,
         staging: int,

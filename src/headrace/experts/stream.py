@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headrace.device.emulated import EmulatedDevice, Mark
+from headrace.device.device import Accelerator, Mark
 from headrace.experts.bank import ExpertBank
 from headrace.experts.slots import ExpertSlots
 from headrace.ops.table import Ops, Planned
@@ -28,9 +28,7 @@ class _Coming:
 class LayerStream:
     """`start` a layer early, `take` it when its routing is known."""
 
-    def __init__(
-        self, bank: ExpertBank, slots: ExpertSlots, device: EmulatedDevice, ops: Ops
-    ) -> None:
+    def __init__(self, bank: ExpertBank, slots: ExpertSlots, device: Accelerator, ops: Ops) -> None:
         self._bank, self._slots, self._device, self._ops = bank, slots, device, ops
         self._layers = bank.moe_layers
         self._next = dict(zip(self._layers, self._layers[1:], strict=False))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.device.clock import Observed
-from headrace.device.emulated import EmulatedDevice
+from headrace.device.device import Accelerator
 from headrace.planning.adapt import AdaptiveQuota
 from headrace.planning.profile import ProfileRow
 
@@ -29,7 +29,7 @@ class Tuner:
 
     def __init__(
         self,
-        device: EmulatedDevice,
+        device: Accelerator,
         kinds: Sequence[str | None],
         row_bytes: Sequence[int],
         rows: Mapping[str, ProfileRow],

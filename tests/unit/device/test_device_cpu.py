@@ -21,7 +21,6 @@ def test_threads_name_and_memory() -> None:
         assert device.name.startswith("cpu, 2 threads, ")
         assert device.empty([2, 3]).shape == (2, 3)
         assert device.zeros([4], torch.int32).tolist() == [0] * 4
-        assert device.host(5).dtype == torch.uint8
     device.close()  # twice is harmless
 
 

@@ -151,14 +151,12 @@ def test_the_host_reads_nothing_while_a_step_is_captured(device: EmulatedDevice,
     READS[name](x)  # as ever, afterwards
 
 
-@pytest.mark.parametrize("make", ["empty", "zeros", "elastic", "adopt"])
+@pytest.mark.parametrize("make", ["empty", "zeros", "elastic"])
 def test_nothing_is_allocated_while_a_step_is_captured(device: EmulatedDevice, make: str) -> None:
-    host = torch.zeros(4)
     makers: dict[str, Callable[[], object]] = {
         "empty": lambda: device.empty((4,)),
         "zeros": lambda: device.zeros((4,)),
         "elastic": lambda: device.elastic(4096),
-        "adopt": lambda: device.adopt(host),
     }
     graph = device.graph()
     assert graph is not None
@@ -246,8 +244,8 @@ def test_names_memory_and_refusals() -> None:
         assert device.kind == "emulated"
         assert device.name.startswith("emulated, 5 MiB, 1 device and 1 host threads")
         assert device.name.endswith("virtual clock")
-        kept = device.adopt(torch.arange(4))
-        assert kept.tolist() == [0, 1, 2, 3]
+        kept = device.zeros((4,), torch.int64)
+        assert kept.tolist() == [0] * 4
         assert device.memory.used == 32
         with pytest.raises(CapacityError, match="shrink a cache or raise"):
             device.empty((5 * MIB,), torch.uint8)
