@@ -6,6 +6,7 @@ import mmap
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from math import prod
 
 import torch
@@ -90,7 +91,8 @@ class ElasticRange:
                 fix="lower the context or memory.kv_bytes, or allow more memory (ulimit -v)",
             ) from error
         if reserved >= _HUGE:
-            self._map.madvise(mmap.MADV_HUGEPAGE)
+            with suppress(OSError):  # a kernel without them
+                self._map.madvise(mmap.MADV_HUGEPAGE)
         self.tensor = torch.frombuffer(self._map, dtype=torch.uint8)
         self.committed = 0
 

@@ -187,6 +187,35 @@ def test_no_request_is_lost_and_no_token_changes(
             assert found == truth(request.tokens, request.sampling, recurrent=recurrent, context=32)
 
 
+def test_what_is_renumbered_takes_its_contents_along() -> None:
+    """The oldest request ends; the others' blocks and state slots lie beyond the new ends."""
+    with device_of() as device:
+        served = Served(device, blocks=24, context=32)
+        engine = served.engine
+        asked = [
+            Request(
+                tuple(range(7 * i + 1, 7 * i + 8)),
+                Sampling(temperature=0, max_tokens=n, ignore_eos=True),
+            )
+            for i, n in enumerate((1, 14, 15))
+        ]
+        found: dict[int, list[int | None]] = {engine.submit(request): [] for request in asked}
+        while served.scheduler.running != 2:
+            for event in engine.step():
+                found[event.request].append(event.token)
+        before = {seq.id: (seq.blocks, seq.state) for seq in served.scheduler._running}
+        served.resize(8, 2, 3)
+        after = {seq.id: (seq.blocks, seq.state) for seq in served.scheduler._running}
+        assert after.keys() == before.keys()
+        assert sorted(state for _, state in after.values()) == [0, 1]
+        assert after != before
+        while not engine.idle:
+            for event in engine.step():
+                found[event.request].append(event.token)
+        for request, tokens in zip(asked, found.values(), strict=True):
+            assert tokens == truth(request.tokens, request.sampling, recurrent=True)
+
+
 def test_a_refusal_in_mid_growth_changes_nothing() -> None:
     """Keys find memory and values do not; or one thing has shrunk and another finds none."""
     with device_of() as device:
