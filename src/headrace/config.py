@@ -21,6 +21,7 @@ FILLS = ("auto", "all", "none", "paper", "balanced")
 POLICIES = ("auto", "recency-frequency", "lru")
 CLOCKS = ("real", "virtual")
 PINNINGS = ("allowed", "refused")
+SWITCH = ("on", "off")
 
 SLOTS_BELOW = 1 << 20  # a plain number below this counts slots, from here on bytes
 
@@ -53,6 +54,7 @@ class MemoryConfig:
     kv_bytes: int | None = None
     device_bytes: int | None = None  # never more of the device's memory than this
     block_tokens: int = 16  # tokens of one KV block
+    prefix_cache: str = "on"  # keep what was computed for later requests that begin alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +327,7 @@ def _check(config: EngineConfig) -> None:
     _at_least("memory.kv_bytes", config.memory.kv_bytes, 1)
     _at_least("memory.device_bytes", config.memory.device_bytes, 1)
     _at_least("memory.block_tokens", config.memory.block_tokens, 1, 1024)
+    _choice("memory.prefix_cache", config.memory.prefix_cache, SWITCH)
     _at_least("schedule.step_tokens", config.schedule.step_tokens, 1, 1 << 20)
     _at_least("schedule.max_sequences", config.schedule.max_sequences, 1, 4096)
     _at_least("schedule.max_queued", config.schedule.max_queued, 0, 1 << 20)

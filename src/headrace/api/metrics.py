@@ -18,7 +18,10 @@ from prometheus_client.registry import Collector
 from headrace.api.live_metrics import live_figures
 
 WHOLE_S = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000)
-COUNTERS = ("prompt_tokens", "generated_tokens", "preemptions")  # those that only grow
+COUNTERS = (  # those that only grow
+    *("prompt_tokens", "generated_tokens", "preemptions"),
+    *("cached_tokens", "prefix_hits", "prefix_evictions"),
+)
 
 
 class EngineFigures(Collector):

@@ -93,6 +93,8 @@ class Choice:
     def __init__(self, index: int, stream: Tokens, reader: Reader, *, echo: str = "") -> None:
         self.index = index
         self.tokens = 0
+        self.cached = 0  # tokens of its prompt that an earlier request had computed
+        self.counts_prompt = True  # further answers to a prompt count as answers only
         self._stream = stream
         self._reader = reader
         self._echo = echo
@@ -127,6 +129,7 @@ class Choice:
             raise event.error or DeviceError(
                 "the answer was cut off", fix="the server stopped it; send the request again"
             )
+        self.cached = event.cached
         out: list[TurnEvent] = []
         # A token that comes with STOP is the end mark, not text.
         text = event.token is not None and event.finish is not Finish.STOP

@@ -66,6 +66,7 @@ class _Draft:
     tokens: tuple[int, ...]
     text: str  # of a raw prompt that is echoed
     pieces: Sequence[tuple[Reader, Constraint | None]]
+    anchors: tuple[int, ...] = ()
 
 
 class Session:
@@ -94,8 +95,11 @@ class Session:
                 for draft in drafts:
                     for i, (reader, constraint) in enumerate(draft.pieces):
                         sampling = self._nth(call.sampling, i)
-                        stream = self.client.submit(Request(draft.tokens, sampling, constraint))
-                        choices.append(Choice(len(choices), stream, reader, echo=draft.text))
+                        request = Request(draft.tokens, sampling, constraint, draft.anchors)
+                        stream = self.client.submit(request)
+                        choice = Choice(len(choices), stream, reader, echo=draft.text)
+                        choice.counts_prompt = i == 0
+                        choices.append(choice)
         except BaseException:
             for choice in choices:
                 choice.cancel()
@@ -133,14 +137,15 @@ class Session:
             (self.renderer.reader(request, prompt), self.renderer.constraint(request, prompt))
             for _ in range(call.n)
         ]
-        return [_Draft(prompt.tokens, "", pieces)]
+        return [_Draft(prompt.tokens, "", pieces, prompt.anchors)]
 
     def _raw(self, ask: RawPrompts, prompt: str | tuple[int, ...], n: int) -> _Draft:
         tokenizer = self.renderer.tokenizer
         if isinstance(prompt, str):
-            tokens = self.renderer.completion_prompt(prompt).tokens
+            rendered = self.renderer.completion_prompt(prompt)
+            tokens, anchors = rendered.tokens, rendered.anchors
         else:
-            tokens = prompt
+            tokens, anchors = prompt, ()
         self._check_length(len(tokens), "prompt")
         text = ""
         if ask.echo:
@@ -149,7 +154,7 @@ class Session:
             (RawReader(tokenizer, ask.stop), self.renderer.completion_constraint(ask.format))
             for _ in range(n)
         ]
-        return _Draft(tokens, text, pieces)
+        return _Draft(tokens, text, pieces, anchors)
 
     def _nth(self, sampling: Sampling, i: int) -> Sampling:
         """Of answer i: a seed becomes seed + i, and the chat's own end of turn ends it too."""
@@ -181,6 +186,7 @@ class Turn:
             prompt=self.prompt_tokens,
             completion=sum(choice.tokens for choice in self.choices),
             reasoning=sum(choice.reasoning_tokens for choice in self.choices),
+            cached=sum(choice.cached for choice in self.choices if choice.counts_prompt),
         )
 
     async def events(self) -> AsyncGenerator[TurnEvent, None]:

@@ -74,6 +74,8 @@ def opened(
         threads=threads,
         context=4096 if step_tokens < 4096 else step_tokens + 64,
         **{"schedule.max_sequences": 1, "schedule.step_tokens": step_tokens},
+        # Every run has the same prompt, and shall compute it.
+        **{"memory.prefix_cache": "off"},
     )
     opening = open_engine(path, config, home=home)
     device = start_device(opening)

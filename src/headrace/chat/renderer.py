@@ -104,7 +104,7 @@ class Renderer:
         tokens: list[int] = []
         for part, special in guard.parts(text):
             tokens += self.tokenizer.encode(part, special=special)
-        return Prompt(tuple(tokens), guard.restored(text), in_reasoning)
+        return Prompt(tuple(tokens), guard.restored(text), in_reasoning, self._anchors(tokens))
 
     def reader(self, request: ChatRequest, prompt: Prompt) -> TurnReader | HarmonyReader:
         """What reads the answer to `prompt`, token by token."""
@@ -146,7 +146,7 @@ class Renderer:
         the checkpoint asks for it. Raises RequestError for text that is not Unicode."""
         _check_text(text, "prompt")
         tokens = self.tokenizer.encode(text, special=True, bos=True)
-        return Prompt(tuple(tokens), text, in_reasoning=False)
+        return Prompt(tuple(tokens), text, in_reasoning=False, anchors=self._anchors(tokens))
 
     def completion_constraint(self, output: OutputFormat) -> GrammarConstraint | None:
         return compile_text_constraint(self.tokenizer, output)
@@ -154,6 +154,10 @@ class Renderer:
     def completion_detokenizer(self) -> Detokenizer:
         """For an answer that goes on from the prompt's text."""
         return Detokenizer(self.tokenizer, after_text=True)
+
+    def _anchors(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        starts = self.style.start_ids
+        return tuple(i for i, token in enumerate(tokens) if token in starts)
 
     def _offered(self, request: ChatRequest) -> tuple[Tool, ...]:
         return () if request.tool_choice.mode == "none" else request.tools

@@ -30,6 +30,10 @@ _OTHER_SYNTAX_SIGNS = ("<arg_key>", "<invoke", "[TOOL_CALLS]", "<|tool_calls_sec
 _THINKING_SWITCHES = ("enable_thinking", "thinking")
 _CHANNEL_END_MARKS = ("<|return|>", "<|call|>")
 _END_MARKS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
+_START_MARKS = (
+    *("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|start|>", "[INST]"),
+    *("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,7 @@ class Style:
     thinking_switch: str | None
     channels: Channels | None  # then thinking and calls are told by channel, not by delimiters
     end_ids: frozenset[int]
+    start_ids: frozenset[int] = frozenset()  # tokens with which a message begins
 
     @property
     def reasons(self) -> bool:
@@ -97,6 +102,7 @@ def detect_style(
         syntax = None if other else next(rows, None)
     marks = (*_END_MARKS, *_CHANNEL_END_MARKS) if channels is not None else _END_MARKS
     ends = (tokenizer.id_of(mark) for mark in marks if mark in source)
+    starts = (tokenizer.id_of(mark) for mark in _START_MARKS if mark in source)
     switch = next((name for name in _THINKING_SWITCHES if name in variables), None)
     return Style(
         think=_span(think, tokenizer) if think else None,
@@ -106,6 +112,7 @@ def detect_style(
         thinking_switch=switch if think else None,
         channels=channels,
         end_ids=frozenset(i for i in ends if i is not None and i in tokenizer.special_ids),
+        start_ids=frozenset(i for i in starts if i is not None and i in tokenizer.special_ids),
     )
 
 

@@ -74,6 +74,7 @@ class Prompt:
     tokens: tuple[int, ...]
     text: str
     in_reasoning: bool  # the prompt ends inside an open think block
+    anchors: tuple[int, ...] = ()  # positions at which messages begin
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,6 +142,7 @@ class Engine:
         step = self._scheduler.next_step()
         if step is None:
             return events
+        self._runner.copy(self._scheduler.copies())
         began = self._clock()
         if self._live is not None:
             self._live.recorder.begin_step(step)
@@ -205,10 +206,15 @@ class Engine:
             },
             "running": scheduler.running,
             "waiting": scheduler.waiting,
-            "kv_blocks_used": scheduler.blocks.used,
+            "kv_blocks_used": scheduler.blocks_used,
+            "kv_blocks_cached": scheduler.cache.idle_blocks,
             "kv_blocks_total": scheduler.blocks.count,
-            "state_slots_used": scheduler.states.used,
+            "state_slots_used": scheduler.states_used,
+            "state_slots_cached": len(scheduler.cache.checkpoints),
             "state_slots_total": scheduler.states.count,
+            "prefix_hits": scheduler.cache.hits,
+            "prefix_evictions": scheduler.cache.evictions,
+            "cached_tokens": scheduler.cache.cached_tokens,
             "preemptions": scheduler.preemptions,
             **self._metrics.snapshot(),
             **({} if self._live is None else {"live": self._live.status()}),
@@ -251,7 +257,9 @@ class Engine:
             if self._live is not None:
                 self._live.recorder.end_step(failed=True)
             return self._scheduler.fail((span.request for span in step.spans), _typed(error))
-        return self._scheduler.commit(step, draws)
+        events = self._scheduler.commit(step, draws)
+        self._runner.copy(self._scheduler.copies())
+        return events
 
     def _observe(self, step: Step, seconds: float) -> None:
         decode = sum(span.sample and span.length == 1 for span in step.spans)

@@ -45,7 +45,9 @@ def open_engine(path: Path, config: EngineConfig, *, home: Path | None = None) -
     plan = resolve(config, machine, source.facts, found)
     if plan.experts is not None:
         machine = equip(config, machine, source.facts, plan.device)
-    limits = limits_of(plan, source.facts.vocab, end_ids(path, source.checkpoint.config))
+    ends = end_ids(path, source.checkpoint.config)
+    reuse = config.memory.prefix_cache == "on"
+    limits = limits_of(plan, source.facts.vocab, ends, prefix_cache=reuse)
     return Opening(source, config, machine, plan, limits, source.read())
 
 
@@ -54,7 +56,9 @@ def measured(home: Path, config: EngineConfig, machine: Machine, facts: ModelFac
     return find_profile(profile_path(home, facts), profile_mark(config, machine, facts))
 
 
-def limits_of(plan: ExecutionPlan, vocab: int, ends: frozenset[int]) -> Limits:
+def limits_of(
+    plan: ExecutionPlan, vocab: int, ends: frozenset[int], *, prefix_cache: bool = True
+) -> Limits:
     """The part of the plan that the scheduler works by."""
     return Limits(
         vocab=vocab,
@@ -66,6 +70,7 @@ def limits_of(plan: ExecutionPlan, vocab: int, ends: frozenset[int]) -> Limits:
         max_sequences=plan.sequences.value,
         max_queued=plan.max_queued,
         end_ids=frozenset(token for token in ends if 0 <= token < vocab),
+        prefix_cache=prefix_cache,
     )
 
 

@@ -14,6 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from headrace.cache.prefix import Copies
 from headrace.device.device import Device
 from headrace.device.memory import ElasticRange
 from headrace.errors import CapacityError
@@ -134,6 +135,19 @@ def _move(tensor: Tensor, moves: Mapping[int, int], entries: int) -> None:
         tensor[new * entries : (new + 1) * entries].copy_(
             tensor[old * entries : (old + 1) * entries]
         )
+
+
+def copy_entries(state: State, copies: Copies, block_tokens: int) -> None:
+    """Contents of blocks and of state slots, one after the other."""
+    for pool in state:
+        if isinstance(pool, KvPool):
+            for old, new in copies.blocks:
+                for tensor in (pool.keys, pool.values):
+                    _move(tensor, {old: new}, block_tokens)
+        elif pool is not None:
+            for old, new in copies.states:
+                for tensor in (pool.matrix, pool.conv):
+                    _move(tensor, {old: new}, 1)
 
 
 def clear_states(state: State, slots: Iterable[int]) -> None:

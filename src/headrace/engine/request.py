@@ -72,6 +72,7 @@ class Request:
     tokens: tuple[int, ...]
     sampling: Sampling = Sampling()
     constraint: Constraint | None = None
+    anchors: tuple[int, ...] = ()  # positions where parts of the prompt begin, see cache/anchors.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,3 +99,4 @@ class TokenEvent:
     finish: Finish | None = None
     logprob: Logprob | None = None
     error: HeadraceError | None = None
+    cached: int = 0  # prompt tokens that were not computed, because an earlier request had them

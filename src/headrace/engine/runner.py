@@ -13,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace.cache.prefix import Copies
 from headrace.engine.logits import Logits
-from headrace.engine.pools import clear_states
+from headrace.engine.pools import clear_states, copy_entries
 from headrace.engine.request import RequestId
 from headrace.engine.step import Span, Step
 from headrace.models.state import Batch, State
@@ -67,6 +68,11 @@ class Runner:
         if begun:
             clear_states(state, begun)
         return self._forward(batch, state)
+
+    def copy(self, copies: Copies) -> None:
+        """Blocks and states, between two steps."""
+        if copies.blocks or copies.states:
+            copy_entries(self._caches.state, copies, self._block_tokens)
 
     def _batch(self, step: Step, *, every: bool) -> Batch:
         spans = step.spans

@@ -1,7 +1,7 @@
 """Continuous batching without phases: a step mixes decode tokens with chunks of prompts. No torch.
 
 Sequences run first come, first served: each running one was submitted before each waiting one, also
-after preemptions. `check` proves this and that every block and state slot has exactly one owner.
+after preemptions. `check` proves this and that who holds which block and state slot adds up.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from headrace.cache.anchors import Cuts
 from headrace.cache.blocks import BlockPool
+from headrace.cache.prefix import Copies, Lease, PrefixCache
 from headrace.engine.request import Finish, Request, RequestId, TokenEvent
 from headrace.engine.step import Draw, Span, Step
 from headrace.engine.validation import check_request, output_limit
@@ -32,6 +34,7 @@ class Limits:
     max_queued: int
     end_ids: frozenset[int] = frozenset()  # tokens that end a turn of this model
     first_block: int = 1  # lower numbers are never used, see BlockPool
+    prefix_cache: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +54,11 @@ class Seq:
     tokens: list[int]  # prompt and output
     limit: int  # tokens at which it ends
     stops: frozenset[int]
+    cuts: Cuts
     computed: int = 0  # tokens whose keys, values and state are in the caches
-    blocks: tuple[int, ...] = ()
-    state: int = -1
+    lease: Lease | None = None  # while it runs
     served: int = 0  # number of the last step it took part in
+    cached: int = -1  # prompt tokens found in the cache, -1 = it has never run
 
     @property
     def left(self) -> int:
@@ -72,12 +76,18 @@ class Scheduler:
         self.limits = limits
         self.blocks = BlockPool(limits.blocks, first=limits.first_block)
         self.states = BlockPool(limits.state_slots)
+        self.cache = PrefixCache(
+            self.blocks, self.states, limits.block_tokens, on=limits.prefix_cache
+        )
         self.preemptions = 0
         self.mixed_tokens = limits.step_tokens  # bound of a step in which someone awaits a token
         self._seqs: dict[RequestId, Seq] = {}
         self._waiting: deque[Seq] = deque()
         self._running: list[Seq] = []
         self._steps = 0
+        self._in_flight = False  # between next_step and commit
+        # A state is saved where a chunk ends; keys and values can be cut anywhere.
+        self._cutting = limits.prefix_cache and limits.state_slots > 0
 
     @property
     def running(self) -> int:
@@ -90,7 +100,16 @@ class Scheduler:
     @property
     def blocks_wanted(self) -> int:
         """In use, and those that waiting sequences need for what they have so far."""
-        return self.blocks.used + sum(self._blocks_for(len(s.tokens)) for s in self._waiting)
+        return self.blocks_used + sum(self._blocks_for(len(s.tokens)) for s in self._waiting)
+
+    @property
+    def blocks_used(self) -> int:
+        """By running sequences; the rest is free, or cached and free when needed."""
+        return self.blocks.used - self.cache.idle_blocks
+
+    @property
+    def states_used(self) -> int:
+        return self.states.used - len(self.cache.checkpoints)
 
     @property
     def idle(self) -> bool:
@@ -122,7 +141,8 @@ class Scheduler:
         if not request.sampling.ignore_eos:
             stops = stops | self.limits.end_ids
         limit = output_limit(request, self.limits.context)
-        seq = Seq(id, request, list(request.tokens), limit, stops)
+        cuts = Cuts(len(request.tokens), request.anchors)
+        seq = Seq(id, request, list(request.tokens), limit, stops, cuts)
         self._seqs[id] = seq
         self._waiting.append(seq)
 
@@ -132,7 +152,7 @@ class Scheduler:
         return None if seq is None else self._finish(seq, Finish.CANCELLED)
 
     def next_step(self) -> Step | None:
-        """What to compute next; None when nothing is submitted."""
+        """What to compute next; None when nothing is submitted. `copies` come before it."""
         self._admit()
         if not self._running:
             assert not self._waiting, "the oldest sequence always fits"
@@ -147,10 +167,15 @@ class Scheduler:
                     continue
                 seq.served = self._steps
                 (decode if seq.left == 1 else prefill).append(_span(seq, n))
+        self._in_flight = True
         return Step((*decode, *prefill))
 
     def commit(self, step: Step, draws: Sequence[Draw]) -> list[TokenEvent]:
-        """Take in what a step drew: one draw per span with `sample`, in the order of the spans."""
+        """Take in what a step drew: one draw per span with `sample`, in the order of the spans.
+
+        `copies` come after it.
+        """
+        self._in_flight = False
         events: list[TokenEvent] = []
         drawn = iter(draws)
         for span in step.spans:
@@ -160,6 +185,10 @@ class Scheduler:
                 continue
             assert seq.computed == span.start, "steps are committed in order"
             seq.computed += span.length
+            assert seq.lease is not None
+            self.cache.keep(seq.lease, seq.tokens, seq.computed)
+            if self._cutting and seq.computed in seq.cuts:
+                self.cache.save(seq.lease, seq.tokens, seq.computed)
             if draw is not None:
                 events += self._advance(seq, draw)
         return events
@@ -167,20 +196,26 @@ class Scheduler:
     def fail(self, requests: Iterable[RequestId], error: HeadraceError) -> list[TokenEvent]:
         """End these sequences with an error; those that have ended already are passed over."""
         seqs = [self._seqs[id] for id in requests if id in self._seqs]
+        self._in_flight = False
         return [self._finish(seq, Finish.ERROR, error) for seq in seqs]
+
+    def copies(self) -> Copies:
+        """What must be copied now, before anything else touches blocks or states."""
+        return self.cache.copies()
 
     @contextmanager
     def lend(self, tokens: int) -> Iterator[tuple[tuple[int, ...], int]]:
         """Blocks for so many tokens and a state slot (-1 = none), for a while."""
-        need = self._blocks_for(tokens)
-        if need > self.blocks.free or (self.limits.state_slots and not self.states.free):
+        need, wanted, spare = self._blocks_for(tokens), min(1, self.limits.state_slots), self.cache
+        if need > spare.spare_blocks or wanted > spare.spare_states:
             raise CapacityError(
-                f"{tokens} tokens need {need} KV blocks and {self.blocks.free} are free",
+                f"{tokens} tokens need {need} KV blocks and {spare.spare_blocks} are free",
                 expected="an idle engine, or fewer tokens",
                 retry_s=1.0,
             )
-        blocks = self.blocks.take(need)
-        states = self.states.take(min(1, self.limits.state_slots))
+        blocks = self.cache.take(need)
+        self.cache.free_states(wanted)
+        states = self.states.take(wanted)
         try:
             yield blocks, states[0] if states else -1
         finally:
@@ -201,13 +236,15 @@ class Scheduler:
                 expected=f"at least {least} and {least_states}: one sequence of {limits.context} "
                 "tokens",
             )
-        while self.blocks.used > blocks or self.states.used > state_slots:
+        while self.blocks_used > blocks or self.states_used > state_slots:
             self._preempt(self._running[-1])
+        self.cache.make_free(self.blocks.count - blocks)
+        self.cache.free_states(self.states.count - state_slots)
         moves = Moves(self.blocks.resize(blocks), self.states.resize(state_slots))
+        self.cache.renamed(moves.blocks, moves.states)
         for seq in self._running:
-            if not moves.blocks.keys().isdisjoint(seq.blocks):
-                seq.blocks = tuple(moves.blocks.get(block, block) for block in seq.blocks)
-            seq.state = moves.states.get(seq.state, seq.state)
+            assert seq.lease is not None
+            seq.lease.rename(moves.blocks, moves.states)
         self.limits = replace(limits, blocks=blocks, state_slots=state_slots)
         return moves
 
@@ -217,35 +254,34 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise AssertionError where an invariant is broken."""
-        self.blocks.check()
-        self.states.check()
         queue = [*self._running, *self._waiting]
         assert [s.id for s in queue] == list(self._seqs), "first come, first served"
         assert len(self._running) <= self.limits.max_sequences
-        blocks = [b for s in queue for b in s.blocks]
-        assert len(blocks) == len(set(blocks)) == self.blocks.used, "a block has two owners or none"
-        states = [s.state for s in queue if s.state >= 0]
-        assert len(states) == len(set(states)) == self.states.used
+        self.cache.check([s.lease for s in self._running if s.lease is not None])
         for seq in self._waiting:
-            assert (seq.blocks, seq.state, seq.computed) == ((), -1, 0)
+            assert (seq.lease, seq.computed) == (None, 0)
         for seq in self._running:
-            assert (seq.state >= 0) == (self.limits.state_slots > 0)
+            assert seq.lease is not None
+            assert (seq.lease.state >= 0) == (self.limits.state_slots > 0)
             assert 0 <= seq.computed < len(seq.tokens) < seq.limit
-            assert seq.computed <= len(seq.blocks) * self.limits.block_tokens
+            assert seq.computed <= len(seq.lease.blocks) * self.limits.block_tokens
 
     def _admit(self) -> None:
         """Start waiting sequences while their tokens so far fit."""
         while self._waiting and len(self._running) < self.limits.max_sequences:
             seq = self._waiting[0]
+            found = self.cache.match(seq.tokens)
             need = self._blocks_for(len(seq.tokens))
             # A block to grow into for each running one, or the next step would preempt it again.
-            if need + len(self._running) > self.blocks.free:
+            least = need - len(found.path) + len(self._running)
+            if least > self.cache.spare_beside(found):
                 return
-            if self.limits.state_slots:
-                if not self.states.free:
-                    return
-                (seq.state,) = self.states.take()
-            seq.blocks = self.blocks.take(need)
+            if self.limits.state_slots and not self.cache.spare_states:
+                return
+            seq.lease = self.cache.begin(found, need)
+            seq.computed = found.tokens
+            if seq.cached < 0:
+                seq.cached = found.tokens
             self._running.append(self._waiting.popleft())
 
     def _shares(self) -> list[tuple[Seq, int]]:
@@ -261,28 +297,30 @@ class Scheduler:
         budget -= len(shares)
         for i, seq in enumerate(prompts):
             # Shortest first, so that what it leaves of its equal share goes to the longer ones.
-            n = min(seq.left, budget // (len(prompts) - i))
+            n = min(self._most(seq), budget // (len(prompts) - i))
             budget -= n
             shares.append((seq, n))
         return shares
 
+    def _most(self, seq: Seq) -> int:
+        """Tokens of its next chunk: to the next place where its state is saved."""
+        if not self._cutting:
+            return seq.left
+        return min(seq.left, seq.cuts.next(seq.computed) - seq.computed)
+
     def _grow(self, seq: Seq, n: int) -> bool:
         """Blocks for `n` more tokens; False if it was preempted, to make room for an older one."""
-        if not seq.blocks:
+        if seq.lease is None:
             return False
-        need = self._blocks_for(seq.computed + n) - len(seq.blocks)
-        if need <= 0:
-            return True
-        while need > self.blocks.free:
+        while not self.cache.grow(seq.lease, self._blocks_for(seq.computed + n)):
             youngest = self._running[-1]
             self._preempt(youngest)
             if youngest is seq:
                 return False
-        seq.blocks += self.blocks.take(need)
         return True
 
     def _preempt(self, seq: Seq) -> None:
-        """Back to the queue: its tokens stay, and everything is computed again from them."""
+        """Back to the queue: its tokens stay; what the cache loses is computed again from them."""
         self._release(seq)
         self._running.remove(seq)
         self._waiting.appendleft(seq)
@@ -311,22 +349,24 @@ class Scheduler:
         *,
         token: Draw | None = None,
     ) -> TokenEvent:
-        self._release(seq)
+        # A failed step has left the state between two tokens.
+        self._release(seq, state_valid=error is None)
         del self._seqs[seq.id]
         if seq in self._running:
             self._running.remove(seq)
         else:
             self._waiting.remove(seq)
         if token is None:
-            return TokenEvent(seq.id, None, finish, error=error)
-        return TokenEvent(seq.id, token.token, finish, token.logprob)
+            return TokenEvent(seq.id, None, finish, error=error, cached=max(0, seq.cached))
+        return TokenEvent(seq.id, token.token, finish, token.logprob, cached=seq.cached)
 
-    def _release(self, seq: Seq) -> None:
-        self.blocks.release(seq.blocks)
-        seq.blocks = ()
-        if seq.state >= 0:
-            self.states.release((seq.state,))
-            seq.state = -1
+    def _release(self, seq: Seq, *, state_valid: bool = True) -> None:
+        if seq.lease is None:
+            return
+        computing = self._in_flight and seq.served == self._steps
+        valid = state_valid and not computing
+        self.cache.release(seq.lease, seq.tokens, seq.computed, state_valid=valid)
+        seq.lease = None
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.limits.block_tokens)
@@ -335,8 +375,10 @@ class Scheduler:
 def _span(seq: Seq, n: int) -> Span:
     end = seq.computed + n
     tokens = tuple(seq.tokens[seq.computed : end])
-    return Span(seq.id, tokens, seq.computed, seq.blocks, seq.state, sample=end == len(seq.tokens))
+    lease, sample = seq.lease, end == len(seq.tokens)
+    assert lease is not None
+    return Span(seq.id, tokens, seq.computed, lease.blocks, lease.state, sample)
 
 
 def _event(seq: Seq, draw: Draw) -> TokenEvent:
-    return TokenEvent(seq.id, draw.token, logprob=draw.logprob)
+    return TokenEvent(seq.id, draw.token, logprob=draw.logprob, cached=seq.cached)

@@ -45,7 +45,8 @@ def text_of(outs) -> str:
 
 def test_the_end_token_is_counted_but_is_no_text():
     choice, tap = choice_of()
-    outs = read(choice, token("a"), TokenEvent(RequestId(1), END, Finish.STOP))
+    outs = read(choice, token("a"), TokenEvent(RequestId(1), END, Finish.STOP, cached=3))
+    assert choice.cached == 3
     assert (text_of(outs), outs[-1], choice.tokens) == ("a", Ended(0, "stop"), 2)
     assert tap.cancelled == 0
 

@@ -64,6 +64,19 @@ def test_tokens_are_those_of_transformers(tmp_path, template):
                 assert oracle.decode(prompt.tokens) == prompt.text
 
 
+def test_messages_begin_at_anchors(hermes):
+    said = (Message("user", "a <|im_start|> b"), Message("assistant", "c"), Message("user", "d"))
+    prompt = hermes.prompt(ChatRequest(said))
+    start = hermes.tokenizer.id_of("<|im_start|>")
+    # Three messages and the answer to come; what a client spelled begins none.
+    assert len(prompt.anchors) == 4
+    assert prompt.anchors[0] == 0
+    assert {prompt.tokens[at] for at in prompt.anchors} == {start}
+    for at, message in zip(prompt.anchors[1:3], said[1:], strict=True):
+        after = hermes.tokenizer.decode(prompt.tokens[at + 1 :])
+        assert after.startswith(f"{message.role}\n{message.content}")
+
+
 def test_thinking_is_seen_in_the_prompt(hermes, xml):
     talk = TALK[:2]
     assert xml.prompt(ChatRequest(talk)).in_reasoning

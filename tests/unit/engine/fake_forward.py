@@ -72,8 +72,7 @@ class FakeModel:
         kv = state[0]
         assert isinstance(kv, KvPool)
         size, wanted = spans.block_size, set(batch.rows_N.tolist())
-        named = spans.blocks_SB[spans.blocks_SB != 0].tolist()
-        assert len(named) == len(set(named)), "a row names a block of another sequence"
+        self._look_at_blocks(batch)
         rows: dict[int, np.ndarray] = {}
         for s in range(spans.sequences):
             first, last = int(spans.offsets_S1[s]), int(spans.offsets_S1[s + 1])
@@ -90,6 +89,18 @@ class FakeModel:
         picked = [rows[t] for t in batch.rows_N.tolist()]
         rows_NV = np.array(picked, dtype=np.float32).reshape(len(picked), VOCAB)
         return Logits(torch.from_numpy(rows_NV), torch.from_numpy(rows_NV.argmax(axis=1)))
+
+    def _look_at_blocks(self, batch: Batch) -> None:
+        """What a sequence writes, no other one reads."""
+        spans, size = batch.spans, batch.spans.block_size
+        rows = [[b for b in row if b] for row in spans.blocks_SB.tolist()]
+        assert all(len(row) == len(set(row)) for row in rows)
+        for s in range(spans.sequences):
+            first, last = int(spans.offsets_S1[s]), int(spans.offsets_S1[s + 1])
+            written = set((spans.kv_slots_T[first:last] // size).tolist())
+            assert written <= set(rows[s])
+            others = {b for i, row in enumerate(rows) if i != s for b in row}
+            assert not written & others, "a sequence writes into a block of another one"
 
     def _recur(self, state: Sequence[LayerState], slot: int, token: int) -> int:
         if len(state) < 2:

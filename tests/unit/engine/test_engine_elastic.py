@@ -263,10 +263,9 @@ def test_experts_get_what_there_is() -> None:
 def test_preemptions_and_dropped_rows_are_counted() -> None:
     with device_of() as device:
         served = Served(device, blocks=24, context=32)
-        for _ in range(3):
-            served.engine.submit(
-                Request(tuple(range(1, 13)), Sampling(temperature=0, max_tokens=9, ignore_eos=True))
-            )
+        sampling = Sampling(temperature=0, max_tokens=9, ignore_eos=True)
+        for first in (1, 21, 41):  # nothing in common, so that no block is shared
+            served.engine.submit(Request(tuple(range(first, first + 12)), sampling))
         for _ in range(4):
             served.engine.step()
         assert served.scheduler.running == 3

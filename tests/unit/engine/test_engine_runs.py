@@ -56,7 +56,7 @@ def test_preemption_changes_no_token(recurrent: bool) -> None:
     engine, _ = make_engine(blocks=16, recurrent=recurrent, step_tokens=9)
     ids = [engine.submit(Request(p, s)) for p, s in zip(PROMPTS, MIXED, strict=True)]
     together = run(engine)
-    assert engine.status()["preemptions"] > 2
+    assert engine.status()["preemptions"] > 1
     assert engine.status()["kv_blocks_used"] == 0
     for id, prompt, sampling in zip(ids, PROMPTS, MIXED, strict=True):
         assert together[id] == truth(prompt, sampling, recurrent=recurrent)

@@ -1,0 +1,40 @@
+"""Where a recurrent state is saved: a prefill chunk ends there. Decided by the prompt alone, never
+by what is cached.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+SPACING = 1024  # tokens between states where a prompt names no place
+# Shorter chunks waste most of a step; only where a conversation goes on they are worth it.
+CLOSE = 256
+
+
+class Cuts:
+    """Positions of one prompt at which chunks end, ascending; the prompt's end is the last."""
+
+    def __init__(self, length: int, anchors: Sequence[int], *, spacing: int = SPACING) -> None:
+        """`anchors`: where parts of the prompt begin; the first and the last two always count."""
+        inside = sorted({a for a in anchors if 0 < a < length})
+        wanted = {*inside[:1], *inside[-2:], length}
+        kept: list[int] = []
+        for at in sorted({*inside, *range(spacing, length, spacing), length}):
+            if at in wanted or at - (kept[-1] if kept else 0) >= min(CLOSE, spacing):
+                kept.append(at)
+        self.positions = tuple(kept)
+        self._spacing = spacing
+
+    def next(self, start: int) -> int:
+        """The first cut behind position `start`; behind the prompt by spacing alone."""
+        i = bisect_right(self.positions, start)
+        if i < len(self.positions):
+            return self.positions[i]
+        return (start // self._spacing + 1) * self._spacing
+
+    def __contains__(self, position: int) -> bool:
+        if position > self.positions[-1]:
+            return position % self._spacing == 0
+        i = bisect_left(self.positions, position)
+        return i < len(self.positions) and self.positions[i] == position
