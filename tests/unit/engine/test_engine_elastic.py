@@ -22,6 +22,7 @@ from headrace.engine.opening import limits_of
 from headrace.engine.pools import Pools, Sizes, clear_states
 from headrace.engine.request import Request, Sampling
 from headrace.engine.runner import Runner
+from headrace.engine.scheduler import Seq
 from headrace.errors import CapacityError
 from headrace.experts.placement import Resident
 from headrace.models.state import KvPool, RecurrentPool
@@ -187,6 +188,11 @@ def test_no_request_is_lost_and_no_token_changes(
             assert found == truth(request.tokens, request.sampling, recurrent=recurrent, context=32)
 
 
+def held(seq: Seq) -> tuple[tuple[int, ...], int]:
+    assert seq.lease is not None
+    return seq.lease.blocks, seq.lease.state
+
+
 def test_what_is_renumbered_takes_its_contents_along() -> None:
     """The oldest request ends; the others' blocks and state slots lie beyond the new ends."""
     with device_of() as device:
@@ -203,9 +209,9 @@ def test_what_is_renumbered_takes_its_contents_along() -> None:
         while served.scheduler.running != 2:
             for event in engine.step():
                 found[event.request].append(event.token)
-        before = {seq.id: (seq.blocks, seq.state) for seq in served.scheduler._running}
+        before = {seq.id: held(seq) for seq in served.scheduler._running}
         served.resize(8, 2, 3)
-        after = {seq.id: (seq.blocks, seq.state) for seq in served.scheduler._running}
+        after = {seq.id: held(seq) for seq in served.scheduler._running}
         assert after.keys() == before.keys()
         assert sorted(state for _, state in after.values()) == [0, 1]
         assert after != before

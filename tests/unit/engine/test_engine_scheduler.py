@@ -301,6 +301,7 @@ class SchedulerAgainstLists(RuleBasedStateMachine):
         state_slots=st.integers(0, 3),
         step_tokens=st.integers(1, 9),
         max_sequences=st.integers(1, 5),
+        prefix_cache=st.booleans(),
     )
     def start(self, blocks: int, block_tokens: int, **over: int) -> None:
         self.context = blocks * block_tokens
@@ -337,15 +338,21 @@ class SchedulerAgainstLists(RuleBasedStateMachine):
     def pace(self, mixed: int) -> None:
         self.scheduler.mixed_tokens = mixed
 
-    @rule(token=st.integers(0, 99))
-    def step(self, token: int) -> None:
+    @rule(token=st.integers(0, 99), gone=st.integers(0, 20))
+    def step(self, token: int, gone: int) -> None:
         step = self.scheduler.next_step()
         assert (step is None) == (not self.tokens)
         if step is None:
             return
         self.look(step)
+        if gone < len(step.spans):  # cancelled while it is computed
+            id = step.spans[gone].request
+            assert self.scheduler.cancel(id) is not None
+            del self.tokens[id]
+            self.scheduler.check()
         events = commit(self.scheduler, step, token)
-        assert [e.request for e in events] == [s.request for s in step.spans if s.sample]
+        wanted = [s.request for s in step.spans if s.sample and s.request in self.tokens]
+        assert [e.request for e in events] == wanted
         for event in events:
             assert event.token == token
             self.tokens[event.request].append(token)
@@ -360,14 +367,18 @@ class SchedulerAgainstLists(RuleBasedStateMachine):
         size = self.scheduler.limits.block_tokens
         for span in step.spans:
             tokens = self.tokens[span.request]
-            assert span.start in (0, self.computed[span.request])  # 0: begun again
+            if not self.scheduler.limits.prefix_cache:
+                assert span.start in (0, self.computed[span.request])  # 0: begun again
             end = span.start + span.length
             assert list(span.tokens) == tokens[span.start : end]
             assert span.sample == (end == len(tokens))
             assert len(span.blocks) * size >= end
             self.computed[span.request] = end
-        owned = [b for s in step.spans for b in s.blocks]
-        assert len(owned) == len(set(owned))
+        written = [b for s in step.spans for b in s.blocks[s.start // size :]]
+        assert len(written) == len(set(written))
+        if not self.scheduler.limits.prefix_cache:
+            owned = [b for s in step.spans for b in s.blocks]
+            assert len(owned) == len(set(owned))
         decode = [self.computed[s.request] - s.start == 1 and s.sample for s in step.spans]
         assert decode == sorted(decode, reverse=True)
 
@@ -384,6 +395,8 @@ class SchedulerAgainstLists(RuleBasedStateMachine):
                 break
             commit(self.scheduler, step)
         assert self.scheduler.idle
+        assert self.scheduler.blocks_used == self.scheduler.states_used == 0
+        self.scheduler.cache.make_free(self.scheduler.blocks.count)
         assert self.scheduler.blocks.used == self.scheduler.states.used == 0
 
 
