@@ -324,7 +324,7 @@ def test_every_family_is_refused_by_name_when_its_config_is_empty() -> None:
 def test_a_checkpoint_is_opened_and_its_read_started_without_torch(tmp_path: Path) -> None:
     """Start-up: the disk works while torch is imported."""
     code = (
-        "import sys, headrace.models.source, headrace.experts.bank\n"
+        "import sys, headrace.engine.opening\n"
         "assert 'torch' not in sys.modules, sorted(m for m in sys.modules if 'headrace' in m)"
     )
     done = subprocess.run(
