@@ -33,9 +33,39 @@ from headrace.planning.facts import KvNeed, RecurrentNeed, StateNeed
 from headrace.planning.resolve import Choice, ExecutionPlan
 
 BLOCK = 4
+BLOCK_BYTES = 2 * 4 * BLOCK  # float32 keys and values of width 1
 KV, RECURRENT = KvNeed(key=1, value=1), RecurrentNeed(matrix=(1, 1, 1), conv=(1, 1))
 BANK = bank_of(Shape(6, 7), Shape(6, 7))
 ROWS = sum(BANK.facts.experts)
+
+
+def plan_of(budget: MemoryBudget, context: int, sequences: int, most: int) -> ExecutionPlan:
+    return ExecutionPlan(
+        device=Choice("cpu", "test"),
+        dtype=Choice("float32", "test"),
+        threads=Choice(1, "test"),
+        context=Choice(context, "test"),
+        sequences=Choice(sequences, "test"),
+        state_slots=Choice(budget.state_slots, "test"),
+        kv_blocks=Choice(budget.kv_blocks, "test"),
+        step_tokens=Choice(12, "test"),
+        max_queued=64,
+        memory=budget,
+        need=CacheNeed(most * BLOCK, sequences, BLOCK, 4),
+    )
+
+
+def limits_with(least: int, most: int, states: int) -> Limits:
+    slots = Bounds(1, ROWS)
+    return Limits(
+        slots=slots,
+        kv_blocks=Bounds(least, most),
+        state_slots=Bounds(min(1, states), states),
+        unasked=slots,
+        rows=ROWS,
+        block_bytes=BLOCK_BYTES,
+        state_bytes=8,
+    )
 
 
 class Served:
@@ -53,13 +83,13 @@ class Served:
         most: int = 64,
     ) -> None:
         states = sequences if recurrent else 0
-        block_bytes, slot = 2 * 4 * BLOCK, BANK.slot_bytes
+        slot = BANK.slot_bytes
         budget = MemoryBudget(
             1 << 40,
             0,
             0,
             8 * states,
-            blocks * block_bytes,
+            blocks * BLOCK_BYTES,
             states,
             blocks,
             BLOCK,
@@ -67,19 +97,7 @@ class Served:
             0,
             slot,
         )
-        plan = ExecutionPlan(
-            device=Choice("cpu", "test"),
-            dtype=Choice("float32", "test"),
-            threads=Choice(1, "test"),
-            context=Choice(context, "test"),
-            sequences=Choice(sequences, "test"),
-            state_slots=Choice(states, "test"),
-            kv_blocks=Choice(blocks, "test"),
-            step_tokens=Choice(12, "test"),
-            max_queued=64,
-            memory=budget,
-            need=CacheNeed(most * BLOCK, sequences, BLOCK, 4),
-        )
+        plan = plan_of(budget, context, sequences, most)
         limits = limits_of(plan, VOCAB, frozenset({END}))
         needs: list[StateNeed] = [KV, RECURRENT] if recurrent else [KV]
         self.pools = Pools(
@@ -101,21 +119,12 @@ class Served:
         self.engine = Engine(plan, runner, limits)
         self.scheduler = self.engine._scheduler
         self.placement = hybrid_of(BANK, device, capacity=capacity, staging=0)
-        one = -(-context // BLOCK)
         self.elastic = Elastic(
             self.scheduler,
             self.pools,
             self.placement,
             budget,
-            Limits(
-                Bounds(1, ROWS),
-                Bounds(one, most),
-                Bounds(min(1, states), states),
-                Bounds(1, ROWS),
-                ROWS,
-                block_bytes,
-                8,
-            ),
+            limits_with(-(-context // BLOCK), most, states),
         )
 
     def resize(self, blocks: int, states: int, slots: int) -> None:
