@@ -15,11 +15,13 @@ import torch
 
 import headrace
 from headrace.device.emulated import EmulatedDevice
+from headrace.engine.build import start_device
 from headrace.engine.engine import Engine
 from headrace.engine.graphs import MOST_SEQUENCES, Graphs
 from headrace.engine.logits import Logits
+from headrace.engine.opening import open_engine
 from headrace.engine.request import Request, Sampling, TokenEvent
-from headrace.errors import DeviceError
+from headrace.errors import CapacityError, DeviceError
 from headrace.experts.placement import Hybrid
 from headrace.models.state import Batch, State
 
@@ -228,3 +230,37 @@ def test_a_step_that_fails_when_it_is_replayed_leaves_no_wrong_row(folder: Path)
         graph.replay = replay  # type: ignore[method-assign]
         found = serve(engine, 2)
         assert [(e.token, e.logprob) for e in found] == [(e.token, e.logprob) for e in expected]
+
+
+def test_a_device_with_less_than_was_planned_holds_fewer_experts(folder: Path) -> None:
+    """Somebody took memory between planning and building: all but the cache finds its room."""
+    config = headrace.EngineConfig.of(
+        threads=1,
+        device="emulated",
+        **{"emulated.memory": "64MiB", "experts.placement": "hybrid", "experts.cache": "100%"},
+    )
+
+    def start(total: int | None = None) -> tuple[Engine, EmulatedDevice]:
+        opening = open_engine(folder, config)
+        device = start_device(opening)
+        assert isinstance(device, EmulatedDevice)
+        device.memory.total = total or device.memory.total
+        return Engine.start(opening, device=device), device
+
+    engine, device = start()
+    need, planned = device.memory.used, hybrid_of(engine).slots
+    engine.close()
+    engine, device = start(need - 3 * planned.slot_bytes)
+    try:
+        slots = hybrid_of(engine).slots
+        assert planned.capacity * 2 // 3 <= slots.capacity < planned.capacity
+        assert engine.live.budget.expert_slots == slots.capacity
+        assert device.memory.used <= device.memory.total
+        found = engine.generate((7, 8, 9), Sampling(temperature=0, max_tokens=8, ignore_eos=True))
+        assert len(found) == 8
+    finally:
+        engine.close()
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    with pytest.raises(CapacityError):
+        start(need - planned.capacity * planned.slot_bytes)
+    assert len(list(Path("/proc/self/task").iterdir())) == threads, "a failed start leaves threads"

@@ -28,44 +28,50 @@ def place_experts(
     assert isinstance(device, EmulatedDevice)
     if plan.placement.value == "resident":
         return Resident(on_device(bank, device), ops)
-    slots = _slots(plan, bank, device)
-    asked = opening.config.experts.fill if plan.placement.value == "hybrid" else "none"
-    tuner = Tuner(
-        device,
-        plan.kinds,
-        [bank.row_bytes(layer) for layer in range(len(plan.kinds))],
-        plan.rows,
-        asked,
-        most=max(bank.facts.experts),
-        slots=slots.capacity,
-    )
-    return Hybrid(
-        bank,
-        slots,
-        device,
-        ops,
-        tuner,
-        most_tokens=opening.limits.step_tokens,
-        choose=_chooser(opening, plan),
-    )
-
-
-def _slots(plan: ExpertsPlan, bank: ExpertBank, device: EmulatedDevice) -> ExpertSlots:
-    """As many as were planned; a tenth less, and again, where the device has not that much."""
     capacity = plan.slots.value
     while True:
         try:
-            return ExpertSlots(
-                bank,
-                device,
-                capacity=capacity,
-                staging=plan.staging.value,
-                lru=plan.policy.value == "lru",
-            )
-        except CapacityError:
+            return _hybrid(opening, plan, bank, device, ops, capacity)
+        except CapacityError:  # a tenth less, and again
             if capacity <= 1:
                 raise
-            capacity = capacity * 9 // 10
+        capacity = capacity * 9 // 10
+
+
+def _hybrid(
+    opening: Opening,
+    plan: ExpertsPlan,
+    bank: ExpertBank,
+    device: EmulatedDevice,
+    ops: Ops,
+    capacity: int,
+) -> Hybrid:
+    """With so many slots, and all that it needs beside them. Raises CapacityError."""
+    lru, staging = plan.policy.value == "lru", plan.staging.value
+    asked = opening.config.experts.fill if plan.placement.value == "hybrid" else "none"
+    slots = ExpertSlots(bank, device, capacity=capacity, staging=staging, lru=lru)
+    try:
+        tuner = Tuner(
+            device,
+            plan.kinds,
+            [bank.row_bytes(layer) for layer in range(len(plan.kinds))],
+            plan.rows,
+            asked,
+            most=max(bank.facts.experts),
+            slots=capacity,
+        )
+        return Hybrid(
+            bank,
+            slots,
+            device,
+            ops,
+            tuner,
+            most_tokens=opening.limits.step_tokens,
+            choose=_chooser(opening, plan),
+        )
+    except CapacityError:
+        slots.close()
+        raise
 
 
 def _chooser(opening: Opening, plan: ExpertsPlan) -> Callable[[int], Prefill]:
