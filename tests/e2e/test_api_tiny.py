@@ -120,6 +120,16 @@ def test_a_stop_string_ends_the_answer_before_it(client):
     assert text.choices[0].finish_reason == "length"
 
 
+def test_a_second_turn_says_how_much_of_it_was_cached(client):
+    talk = [{"role": "user", "content": "where does the water of the mill go, and who reads this?"}]
+    first = ask(client, messages=talk, extra_body=AT_ONCE)
+    again = [*talk, {"role": "assistant", "content": "to the wheel"}, *HI]
+    second = ask(client, messages=again, extra_body=AT_ONCE)
+    cached = second.usage.prompt_tokens_details.cached_tokens
+    # At least up to where the first answer began, as this model has attention only.
+    assert 0.6 * first.usage.prompt_tokens < cached < second.usage.prompt_tokens
+
+
 def test_a_forced_tool_call_is_valid_and_its_result_goes_back(client):
     reply = ask(
         client, tools=[WEATHER, CLOCK], tool_choice="required", max_tokens=300, extra_body=AT_ONCE

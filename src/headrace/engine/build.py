@@ -119,7 +119,7 @@ def _pools(opening: Opening, device: AnyDevice, facts: ModelFacts) -> Pools:
     """As planned; they may grow until every sequence has the full context."""
     limits = opening.limits
     most = max(limits.blocks, useful_blocks(opening.plan.need))
-    states = max(limits.state_slots, min(1, limits.state_slots) * opening.plan.need.sequences)
+    states = max(limits.state_slots, min(1, limits.state_slots) * opening.plan.need.most_states)
 
     def tokens(blocks: int) -> int:
         return (limits.first_block + blocks) * limits.block_tokens

@@ -21,6 +21,11 @@ class CacheNeed:
     block_tokens: int
     element_bytes: int  # of keys and values
     kv_bytes: int | None = None  # None = as much as is useful and fits
+    states: int = 0  # recurrent states, saved ones included; never fewer than sequences
+
+    @property
+    def most_states(self) -> int:
+        return max(self.sequences, self.states)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +211,8 @@ def with_experts(budget: MemoryBudget, slots: int, staging: int, *, kv_blocks: i
 
 
 def _state(facts: ModelFacts, room: int, need: CacheNeed) -> tuple[int, int]:
-    """(bytes, slots): one slot per sequence, in at most a quarter of the room; at least one."""
+    """(bytes, slots): one slot per sequence and those for saved states, in at most a quarter of
+    the room; at least one."""
     each = facts.state_bytes_per_sequence()
     if each == 0:
         return 0, 0
@@ -215,7 +221,7 @@ def _state(facts: ModelFacts, room: int, need: CacheNeed) -> tuple[int, int]:
             f"the state of one sequence needs {mib(each)} and {mib(room)} are left for caches",
             fix="stop other programs or choose a smaller model",
         )
-    slots = max(1, min(need.sequences, room // 4 // each))
+    slots = max(1, min(need.most_states, room // 4 // each))
     return slots * each, slots
 
 

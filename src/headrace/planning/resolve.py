@@ -38,6 +38,7 @@ __all__ = ["Choice", "ExecutionPlan", "ExpertsPlan", "resolve"]
 STEP_TOKENS = 512
 MOST_STEP_TOKENS = 8192  # where prompts stream the experts
 WORKSPACE_SHARE = 16  # of device memory, at most one part in so many for longer steps
+CPU_STATES, DEVICE_STATES = 32, 8  # slots at least, where saved states are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,7 @@ def plan_for(
         block_tokens=config.memory.block_tokens,
         element_bytes=kv_element_bytes(dtype.value),
         kv_bytes=config.memory.kv_bytes,
+        states=_saved_states(config, on_cpu=device.value == "cpu"),
     )
     experts, step_tokens = None, _step_tokens(config)
     if device.value == "cpu":
@@ -321,7 +323,17 @@ def _sequences(config: EngineConfig, memory: MemoryBudget) -> Choice[int]:
 def _state_slots(memory: MemoryBudget) -> Choice[int]:
     if memory.state_slots == 0:
         return Choice(0, "no recurrent layers")
-    return Choice(memory.state_slots, f"one per sequence, {mib(memory.state_bytes)} in all")
+    return Choice(
+        memory.state_slots,
+        f"one per sequence, the others save states, {mib(memory.state_bytes)} in all",
+    )
+
+
+def _saved_states(config: EngineConfig, *, on_cpu: bool) -> int:
+    """Slots that the prefix cache is worth; on a device they are taken from experts."""
+    if config.memory.prefix_cache == "off":
+        return 0
+    return CPU_STATES if on_cpu else DEVICE_STATES
 
 
 def _kv_blocks(config: EngineConfig, memory: MemoryBudget, dtype: str) -> Choice[int]:

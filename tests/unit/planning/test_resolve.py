@@ -118,8 +118,11 @@ def recurrent(each: int) -> tuple[StateNeed, ...]:
 
 def test_recurrent_state_takes_a_quarter_at_most() -> None:
     plan = resolve(EngineConfig(), MACHINE, facts(state=recurrent(64 * MIB)))
+    assert (plan.state_slots.value, plan.sequences.value) == (32, 16)
+    assert plan.memory.state_bytes == 2 * GIB
+    off = EngineConfig.of(**{"memory.prefix_cache": "off"})
+    plan = resolve(off, MACHINE, facts(state=recurrent(64 * MIB)))
     assert plan.state_slots.value == plan.sequences.value == 16
-    assert plan.memory.state_bytes == GIB
     plan = resolve(EngineConfig(), machine(5 * GIB), facts(state=recurrent(64 * MIB)))
     assert plan.state_slots.value == plan.sequences.value == 2
     assert "16" in plan.sequences.reason
