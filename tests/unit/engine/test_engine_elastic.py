@@ -161,9 +161,8 @@ class Served:
 
 
 RESIZE = st.tuples(st.integers(1, 40), st.integers(1, 6), st.integers(1, ROWS))
-REQUEST = st.tuples(
-    st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size=20), st.integers(1, 12)
-)
+# Prompts of few different tokens: many begin alike, and share what is cached.
+REQUEST = st.tuples(st.lists(st.integers(1, 2), min_size=1, max_size=20), st.integers(1, 12))
 
 
 @settings(max_examples=25, deadline=None)
