@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from headrace.cache.anchors import CLOSE
 from headrace.cache.radix import Checkpoint, Node
 
 MOST_HITS = 7  # more of them make nothing more valuable: what was popular must be able to age
@@ -52,8 +53,9 @@ class StateCheckpoints:
 
     def worth(self, checkpoint: Checkpoint) -> float:
         age = 1 + self.requests - checkpoint.used
-        weight = 1 + min(checkpoint.hits, MOST_HITS)
-        return gap(checkpoint.node, checkpoint.offset) * weight / age
+        node = checkpoint.node
+        hits = max(checkpoint.hits, node.hits)
+        return worth_now(gap(node, checkpoint.offset), hits) / age
 
     def least(self, *, but: Checkpoint | None = None) -> Checkpoint | None:
         """The least valuable one, the oldest among equals."""
@@ -70,6 +72,15 @@ class StateCheckpoints:
         found = {c.slot: c for node in nodes for c in node.states.values()}
         assert found == self._all, "a state without a node, or a node whose state is gone"
         assert sum(len(node.states) for node in nodes) == len(found)
+
+
+def worth_now(tokens: int, hits: int) -> float:
+    """Of a state that saves so many tokens, on a path that was used so often.
+
+    States lie close together where a conversation goes on, and there they are needed: few tokens
+    count as `CLOSE`.
+    """
+    return float(max(CLOSE, tokens) * (1 + min(hits, MOST_HITS)))
 
 
 def gap(node: Node, offset: int) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.cache.blocks import BlockPool
-from headrace.cache.checkpoints import StateCheckpoints, gap
+from headrace.cache.checkpoints import MOST_HITS, StateCheckpoints, gap, worth_now
 from headrace.cache.leaves import Leaves, may_go
 from headrace.cache.radix import Checkpoint, Node, RadixTree
 
@@ -174,7 +174,7 @@ class PrefixCache:
         if found is not None and offset in found.states:
             return
         # A slot first: what goes for it may be a neighbour of the place where this state belongs.
-        if not self._slot_for(gap(at, computed - at.start)):
+        if not self._slot_for(worth_now(gap(at, computed - at.start), at.hits)):
             return
         node = self._place(lease, part)
         if node is not None:
@@ -276,12 +276,12 @@ class PrefixCache:
             self._copies.states.append((source.slot, slot))
         return slot
 
-    def _slot_for(self, tokens: int) -> bool:
-        """Whether a state that saves so many tokens gets a slot; one of less worth goes for it."""
+    def _slot_for(self, worth: float) -> bool:
+        """Whether a state of this worth gets a slot; one that is worth less goes for it."""
         if self.states.free:
             return True
         least = self.checkpoints.least()
-        if least is None or self.checkpoints.worth(least) >= tokens:
+        if least is None or self.checkpoints.worth(least) >= worth:
             return False
         self._evict(least)
         return True
@@ -325,8 +325,9 @@ class PrefixCache:
             node.hits = max(node.hits, old.hits)
             self.tree.remove(old)
             self.blocks.release((old.block,))
-        if len(parent.children) == 1:
-            node.hits = max(node.hits, parent.hits)  # the conversation goes on
+        # A conversation goes on; where it parts from another one, perhaps.
+        known = min(parent.hits, MOST_HITS)
+        node.hits = max(node.hits, known if len(parent.children) == 1 else known // 2)
         self._leaves.rank(node)
         return node
 

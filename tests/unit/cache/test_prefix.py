@@ -189,13 +189,13 @@ def test_side_requests_do_not_push_out_a_conversation() -> None:
 
 
 def test_a_state_is_kept_for_what_it_saves() -> None:
-    cache = PrefixCache(BlockPool(100, first=1), BlockPool(3), 4, on=True)
-    long, short = list(range(100)), list(range(500, 508))
+    cache = PrefixCache(BlockPool(600, first=1), BlockPool(3), 4, on=True)
+    long, short = list(range(1000, 3000)), list(range(500, 508))
     compute_all(cache, long)
     compute_all(cache, short)
     compute_all(cache, [*range(600, 608)])
     compute_all(cache, [*range(700, 708)])
-    assert cache.match([*long, 1]).tokens == 100
+    assert cache.match([*long, 1]).tokens == 2000
     assert cache.match([*short, 1]).tokens == 0
 
 
