@@ -216,7 +216,7 @@ def charts(result: dict[str, Any]) -> dict[str, str]:
         share = link["link_share"]
         drawn[f"split-{share:g}"] = line_chart(
             lines,
-            title=f"{misses} misses, link at {share:g} of the host's bandwidth",
+            title=f"{misses} misses, link at {share:.0%} of the host's bandwidth",
             subtitle="milliseconds of one layer; the rest of the misses is computed on the CPU",
             x_label="misses that are fetched over the link",
             y_label="ms",
@@ -236,7 +236,7 @@ def run(
     row_bytes = bank.row_bytes(0)
     results = []
     for i, share in enumerate(links):
-        progress(i, len(links), f"link at {share:g} of the host")
+        progress(i, len(links), f"link at {share:.0%} of the host")
         layers = Layers(bank, share * alone.host)
         try:
             points, row = sweep(layers, misses, steps)

@@ -15,7 +15,7 @@ def text(result: dict[str, Any]) -> str:
         row = link["row"]
         lines += [
             "",
-            f"link at {link['link_share']:g} of the host: {_gb(row['link'])} alone, "
+            f"link at {link['link_share']:.0%} of the host: {_gb(row['link'])} alone, "
             f"{_gb(row['link_shared'])} shared; host {_gb(row['host'])} alone, "
             f"{_gb(row['host_shared'])} shared",
             "  fetched   observed ms   predicted ms",
