@@ -92,6 +92,8 @@ class Live:
                 self._carry_out(wanted)
             except CapacityError as error:  # somebody else took it first
                 log.warning("the memory could not be divided anew: %s", error)
+            except Exception:  # ours; the step that has just run must not be lost with it
+                log.exception("dividing the memory anew failed")
 
     def status(self) -> dict[str, Any]:
         """JSON-able."""

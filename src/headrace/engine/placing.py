@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 
 from headrace.device.cpu import CpuDevice
 from headrace.device.emulated import EmulatedDevice
@@ -67,22 +68,28 @@ def _hybrid(
             ops,
             tuner,
             most_tokens=opening.limits.step_tokens,
-            choose=_chooser(opening, plan),
+            choose=_chooser(opening, plan, slots),
         )
     except CapacityError:
         slots.close()
         raise
 
 
-def _chooser(opening: Opening, plan: ExpertsPlan) -> Callable[[int], Prefill]:
-    """How a chunk of so many tokens gets its experts: the sooner way, as predicted."""
+def _chooser(opening: Opening, plan: ExpertsPlan, slots: ExpertSlots) -> Callable[[int], Prefill]:
+    """How a chunk of so many tokens gets its experts: the sooner way, as predicted for the slots
+    that there are.
+    """
     facts, dtype = opening.source.facts, opening.plan.dtype.value
     costs = costs_of(plan, opening.machine, facts, kv_element_bytes(dtype))
 
-    @functools.cache
-    def choose(tokens: int) -> Prefill:
+    seating = costs.seating
+    assert seating is not None
+
+    @functools.lru_cache(maxsize=4096)
+    def choose(tokens: int, capacity: int) -> Prefill:
         if plan.prefill.value != "by chunk":
             return Prefill.ON_DEMAND
-        return Prefill(costs.choose_prefill(tokens))
+        now = replace(costs, seating=replace(seating, slots=capacity))
+        return Prefill(now.choose_prefill(tokens))
 
-    return choose
+    return lambda tokens: choose(tokens, slots.capacity)
