@@ -58,13 +58,16 @@ def test_an_interrupt_stops_the_answer_and_two_leave(tmp_path):
     terminal.wait_for("> ")
     terminal.type("hello\n")
     terminal.wait_for("hello")
-    time.sleep(1.0)  # the answer is under way
+    time.sleep(0.1)  # the answer is under way, and not at its end yet
     terminal.type("\x03")
     terminal.wait_for("stopped")
     terminal.wait_for("> ")
     terminal.type("/system\n")
     terminal.wait_for("no system message")
     terminal.wait_for("> ")
+    time.sleep(
+        0.5
+    )  # a signal between the prompt and the wait for keys is seen at the next key only
     terminal.type("\x03")
     terminal.wait_for("again")
     terminal.type("\x03")
