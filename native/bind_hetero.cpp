@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "bind.hpp"
 #include "link.hpp"
 #include "plan.hpp"
 #include "service.hpp"
@@ -22,14 +23,7 @@ using headrace::ExpertLayer;
 using headrace::HostService;
 using headrace::Link;
 using headrace::Pool;
-using Address = std::uintptr_t;
 using Pair = std::pair<std::int64_t, std::int64_t>;
-using Released = nb::call_guard<nb::gil_scoped_release>;
-
-template <class T>
-T* at(Address address) {
-    return reinterpret_cast<T*>(address);
-}
 
 // Shared by the copies that are queued and by tapes, which may outlive the Python object.
 struct RowSpans {

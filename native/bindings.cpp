@@ -11,6 +11,7 @@
 #include <string>
 
 #include "bandwidth.hpp"
+#include "bind.hpp"
 #include "cpu.hpp"
 #include "expert.hpp"
 #include "linear.hpp"
@@ -29,14 +30,7 @@ namespace {
 using headrace::ExpertLayer;
 using headrace::Matrix;
 using headrace::Pool;
-using Address = std::uintptr_t;
 using Addresses = std::vector<Address>;
-using Released = nb::call_guard<nb::gil_scoped_release>;
-
-template <class T>
-T* at(Address address) {
-    return reinterpret_cast<T*>(address);
-}
 
 template <class T>
 std::vector<const T*> pointers(const Addresses& addresses, const char* what,
