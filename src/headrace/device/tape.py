@@ -132,8 +132,3 @@ class CpuGraph:
                 yield
         finally:
             self._pool.stop()
-
-
-def addresses(*tensors: Tensor) -> tuple[int, ...]:
-    """By which a capture's inputs are known again."""
-    return tuple(t.data_ptr() for t in tensors)
