@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import tiny
 import torch
+from engines import built
 
 import headrace
 from headrace.device.emulated import EmulatedDevice
@@ -37,9 +37,7 @@ class Plain(Graphs):
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp(request.param)
-    tiny.build(request.param, path)
-    return path
+    return built(request.param, tmp_path_factory)
 
 
 @contextmanager

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny
+from engines import built, load
 
-import headrace
 from headrace.engine.engine import Engine
 from headrace.engine.request import Request, Sampling
 from headrace.errors import CapacityError, DeviceError, RequestError
@@ -39,14 +38,7 @@ REQUESTS = [Request(p, Sampling(temperature=0, max_tokens=16, ignore_eos=True)) 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp(request.param)
-    tiny.build(request.param, path)
-    return path
-
-
-def load(folder: Path, **keys: object) -> Engine:
-    config = {"memory.block_tokens": 4, "dtype": "float32", "threads": 1, **keys}
-    return headrace.load(folder, headrace.EngineConfig.of(**config))
+    return built(request.param, tmp_path_factory)
 
 
 def emulated(folder: Path, **keys: object) -> Engine:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import tiny
+from engines import built, load
 
-import headrace
 from headrace.cache.anchors import Cuts
 from headrace.engine.engine import Engine
 from headrace.engine.request import Request, RequestId, Sampling
@@ -22,14 +22,7 @@ Said = tuple[list[int], list[object]]  # tokens, and their log probabilities to 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp(request.param)
-    tiny.build(request.param, path)
-    return path
-
-
-def load(folder: Path, **keys: object) -> Engine:
-    config = {"memory.block_tokens": SIZE, "dtype": "float32", "threads": 1, **keys}
-    return headrace.load(folder, headrace.EngineConfig.of(**config))
+    return built(request.param, tmp_path_factory)
 
 
 def talk(engine: Engine, requests: list[Request]) -> list[Said]:

@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import tiny
+from engines import built, load
 
-import headrace
 from headrace.device.emulated import EmulatedDevice
 from headrace.engine.engine import Engine
 from headrace.engine.request import Sampling
@@ -22,14 +21,7 @@ FAMILIES = ["mixtral", "qwen3_5_moe"]  # without and with recurrent state
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp(request.param)
-    tiny.build(request.param, path)
-    return path
-
-
-def load(folder: Path, **keys: object) -> Engine:
-    config = {"memory.block_tokens": 4, "dtype": "float32", "threads": 1, **keys}
-    return headrace.load(folder, headrace.EngineConfig.of(**config))
+    return built(request.param, tmp_path_factory)
 
 
 @pytest.fixture
