@@ -48,14 +48,15 @@ class CallRules:
 def call_rules(request: ChatRequest, style: Style) -> CallRules | None:
     """The rules for the calls `request` allows, None where nothing about calls is constrained.
 
-    That is: a call is forced, a tool is strict, calls must be single, or a format is given.
+    That is: a call is forced, a tool is strict, only some tools are allowed, calls must be single,
+    or a format is given.
     Raises RequestError for an unknown tool and for a family whose syntax is not known.
     """
     choice = request.tool_choice
     if choice.mode == "none" or (not request.tools and choice.mode == "auto"):
         return None
     forced = choice.mode in ("required", "named")
-    strict = any(tool.strict for tool in request.tools)
+    strict = bool(choice.allowed) or any(tool.strict for tool in request.tools)
     if not (forced or strict) and request.parallel_tool_calls and request.format.kind == "text":
         return None
     if not request.tools:
@@ -71,7 +72,8 @@ def call_rules(request: ChatRequest, style: Style) -> CallRules | None:
     named = [
         (i, tool)
         for i, tool in enumerate(request.tools)
-        if choice.mode != "named" or tool.name == choice.name
+        if (choice.mode != "named" or tool.name == choice.name)
+        and (not choice.allowed or tool.name in choice.allowed)
     ]
     if not named:
         raise RequestError(

@@ -27,6 +27,7 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None  # of a `tool` message
     name: str | None = None
+    handle: str | None = None  # of an answer: the opaque name this server gave it out under
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class ToolChoice:
 
     mode: Literal["auto", "none", "required", "named"] = "auto"
     name: str | None = None
+    allowed: tuple[str, ...] = ()  # of auto and required: the only tools that may be called
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ def test_random_forced_calls_are_calls(request, name, seed):
         (ToolChoice("required"), True, {"first", "second"}),
         (ToolChoice("required"), False, {"first", "second"}),
         (ToolChoice("named", "second"), True, {"second"}),
+        (ToolChoice("required", allowed=("first",)), True, {"first"}),
     ):
         wanted = ChatRequest(USER, tools, tool_choice=choice, parallel_tool_calls=parallel)
         constraint = compile_constraint(renderer.tokenizer, wanted, renderer.style)
@@ -146,3 +147,20 @@ def test_a_format_beside_tools_means_either(hermes):
     ):
         constraint = compile_constraint(hermes.tokenizer, wanted, hermes.style)
         assert accepts(constraint, hermes.tokenizer, text) == fine
+
+
+@pytest.mark.parametrize("name", ["hermes", "hermes_as_text"])
+def test_only_allowed_tools_may_be_called(request, name):
+    renderer = request.getfixturevalue(name)
+
+    def let_through(text, allowed):
+        choice = ToolChoice("auto", allowed=allowed)
+        wanted = ChatRequest(USER, (FIRST, SECOND), tool_choice=choice)
+        constraint = compile_constraint(renderer.tokenizer, wanted, renderer.style)
+        return accepts(constraint, renderer.tokenizer, text, special=True)
+
+    assert let_through(HERMES_CALL, ("first",)) is True
+    assert let_through(HERMES_CALL, ("first", "second")) is True
+    if name == "hermes":  # where the mark is mere text, a call that is not allowed is text, too
+        assert let_through(HERMES_CALL, ("second",)) is not True
+    assert let_through("Plain text.", ("second",)) is True
