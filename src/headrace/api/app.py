@@ -13,7 +13,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.api.errors import NotFound, WrongMethod
-from headrace.api.guard import Door, Guard, failure
+from headrace.api.failure import failure
+from headrace.api.guard import Door, Guard
 from headrace.api.metrics import ServerMetrics
 from headrace.api.routes import Api
 from headrace.api.served import Served
@@ -51,18 +52,19 @@ async def _failed(request: Request, error: Exception) -> Response:
     assert isinstance(error, HeadraceError)
     if error.http_status >= 500:
         log.error("%s %s: %s", request.method, request.url.path, error)
-    return failure(error)
+    return failure(error, request.scope)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     """What the router raises: no such route, or not with this method."""
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path}"
+    fault: HeadraceError = NotFound(f"there is no {where}", fix="see docs/api.md")
     if error.status_code == 405:
-        reply = failure(WrongMethod(f"{where} is not offered", fix="see docs/api.md"))
-        reply.headers.update(error.headers or {})
-        return reply
-    return failure(NotFound(f"there is no {where}", fix="see docs/api.md"))
+        fault = WrongMethod(f"{where} is not offered", fix="see docs/api.md")
+    reply = failure(fault, request.scope)
+    reply.headers.update(error.headers or {})
+    return reply
 
 
 async def _our_mistake(request: Request, error: Exception) -> Response:
@@ -71,7 +73,8 @@ async def _our_mistake(request: Request, error: Exception) -> Response:
         HeadraceError(
             f"an internal error ({type(error).__name__})",
             fix="this is a fault of the server: please report it with the server's log",
-        )
+        ),
+        request.scope,
     )
 
 

@@ -14,10 +14,11 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headrace.api.errors import Forbidden, TooLarge, Unauthorized, error_body, retry_after
+from headrace.api.errors import Forbidden, TooLarge, Unauthorized
+from headrace.api.failure import failure
 from headrace.errors import HeadraceError
 
 BODY_BYTES = 32 << 20
@@ -67,7 +68,7 @@ class Guard:
                 return
             self._check_key(scope["path"], headers)
         except HeadraceError as error:
-            await failure(error)(scope, receive, send)
+            await failure(error, scope)(scope, receive, send)
             return
         allowed = origin in self._door.origins
         await self._app(scope, receive, _with_origin(send, origin) if allowed and origin else send)
@@ -150,14 +151,3 @@ async def read_body(request: Request, limit: int) -> bytes:
     if size > limit:
         raise TooLarge(f"a body of {size} bytes or more", expected=f"at most {limit} bytes")
     return b"".join(parts)
-
-
-def failure(error: HeadraceError) -> JSONResponse:
-    """The reply for an error."""
-    headers = {}
-    wait = retry_after(error)
-    if wait is not None:
-        headers["retry-after"] = wait
-    if error.http_status == 401:
-        headers["www-authenticate"] = "Bearer"
-    return JSONResponse(error_body(error), status_code=error.http_status, headers=headers)

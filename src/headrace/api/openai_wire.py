@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
 
 from headrace.api.call import StreamOptions
+from headrace.api.dialect import Envelope, Json
 from headrace.api.reading import Delta, Ended, TurnEvent, Usage
 from headrace.chat.tokenizer import Tokenizer
 from headrace.chat.types import (
@@ -19,8 +17,6 @@ from headrace.chat.types import (
     ToolCallStart,
 )
 from headrace.engine.request import Logprob
-
-Json = dict[str, Any]
 
 
 def new_id(prefix: str) -> str:
@@ -38,26 +34,16 @@ def usage_json(usage: Usage) -> Json:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """What every object of one reply shares."""
-
-    model: str
-    tokenizer: Tokenizer
-    stream: StreamOptions | None = None
-    created: int = field(default_factory=lambda: int(time.time()))
-
-
 class ChatChunks:
     """`chat.completion.chunk` objects: role, deltas, finish_reason, and the usage if asked for."""
 
-    def __init__(self, envelope: Envelope, choices: int) -> None:
+    def __init__(self, envelope: Envelope) -> None:
         self._envelope = envelope
-        self._choices = choices
+        self._stream = envelope.call.stream or StreamOptions()
         self._id = new_id("chatcmpl")
 
     def first(self) -> Iterator[Json]:
-        for i in range(self._choices):
+        for i in range(self._envelope.choices):
             delta: Json = {"role": "assistant", "content": "", "refusal": None}
             yield self._chunk([_chunk_choice(i, delta)])
 
@@ -70,15 +56,14 @@ class ChatChunks:
             choices = [_chunk_choice(event.choice, {}, finish=event.reason)]
         else:
             choices = self._deltas(event)
-        continuous = self._envelope.stream is not None and self._envelope.stream.continuous_usage
         for choice in choices:
             chunk = self._chunk([choice])
-            if continuous:
+            if self._stream.continuous_usage:
                 chunk["usage"] = usage_json(usage)
             yield chunk
 
     def last(self, usage: Usage) -> Iterator[Json]:
-        if self._envelope.stream is not None and self._envelope.stream.include_usage:
+        if self._stream.include_usage:
             yield {**self._chunk([]), "usage": usage_json(usage)}
 
     def _deltas(self, event: Delta) -> list[Json]:
@@ -99,7 +84,7 @@ class ChatChunks:
             "system_fingerprint": None,
             "choices": choices,
         }
-        if self._envelope.stream is not None and self._envelope.stream.include_usage:
+        if self._stream.include_usage:
             chunk["usage"] = None
         return chunk
 
@@ -153,9 +138,8 @@ class Answer:
                     self.calls[index]["function"]["arguments"] += arguments
 
 
-def chat_completion(
-    envelope: Envelope, answers: list[Answer], usage: Usage, *, logprobs: bool
-) -> Json:
+def chat_completion(envelope: Envelope, answers: list[Answer], usage: Usage) -> Json:
+    logprobs = envelope.call.sampling.logprobs is not None
     choices = []
     for i, answer in enumerate(answers):
         message: Json = {
@@ -207,10 +191,11 @@ def finite(logprob: float) -> float:
 class CompletionChunks:
     """`text_completion` objects of a stream."""
 
-    def __init__(self, envelope: Envelope, choices: int) -> None:
+    def __init__(self, envelope: Envelope) -> None:
         self._envelope = envelope
+        self._stream = envelope.call.stream or StreamOptions()
         self._id = new_id("cmpl")
-        self._offsets = [0] * choices
+        self._offsets = [0] * envelope.choices
 
     def first(self) -> Iterator[Json]:
         return iter(())
@@ -231,12 +216,12 @@ class CompletionChunks:
                 )
             self._offsets[event.choice] += len(text)
         chunk = self._chunk([choice])
-        if self._envelope.stream is not None and self._envelope.stream.continuous_usage:
+        if self._stream.continuous_usage:
             chunk["usage"] = usage_json(usage)
         yield chunk
 
     def last(self, usage: Usage) -> Iterator[Json]:
-        if self._envelope.stream is not None and self._envelope.stream.include_usage:
+        if self._stream.include_usage:
             yield {**self._chunk([]), "usage": usage_json(usage)}
 
     def _chunk(self, choices: list[Json]) -> Json:
@@ -248,7 +233,7 @@ class CompletionChunks:
             "system_fingerprint": None,
             "choices": choices,
         }
-        if self._envelope.stream is not None and self._envelope.stream.include_usage:
+        if self._stream.include_usage:
             chunk["usage"] = None
         return chunk
 
@@ -260,7 +245,8 @@ def _text_choice(index: int, text: str, *, finish: str | None = None) -> Json:
     return {"index": index, "text": text, "logprobs": None, "finish_reason": finish}
 
 
-def completion(envelope: Envelope, answers: list[Answer], usage: Usage, *, logprobs: bool) -> Json:
+def completion(envelope: Envelope, answers: list[Answer], usage: Usage) -> Json:
+    logprobs = envelope.call.sampling.logprobs is not None
     choices = []
     for i, answer in enumerate(answers):
         choice = _text_choice(i, answer.text, finish=answer.finish)

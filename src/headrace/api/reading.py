@@ -27,6 +27,11 @@ class Reader(Protocol):
         ...
 
     @property
+    def stop_text(self) -> str | None:
+        """The stop string that was met."""
+        ...
+
+    @property
     def reasoning_tokens(self) -> int:
         """Tokens of reasoning so far."""
         ...
@@ -50,6 +55,7 @@ class Delta:
 class Ended:
     choice: int
     reason: Reason
+    stop_text: str | None = None  # the stop string that ended it
 
 
 TurnEvent = Delta | Ended
@@ -81,6 +87,10 @@ class RawReader:
     @property
     def stopped(self) -> bool:
         return self._scan.stopped
+
+    @property
+    def stop_text(self) -> str | None:
+        return self._scan.found
 
 
 def _texts(text: str) -> list[ChatEvent]:
@@ -145,7 +155,7 @@ class Choice:
             self.cancel()
         self._ended = True
         out += self._delta(self._reader.finish(), flush=True)
-        out.append(Ended(self.index, self._reason(event.finish)))
+        out.append(Ended(self.index, self._reason(event.finish), self._reader.stop_text))
         return out
 
     def cancel(self) -> None:

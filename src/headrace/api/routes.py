@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
@@ -15,44 +13,18 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from headrace.api.admin import Admin
-from headrace.api.call import Call
-from headrace.api.errors import error_body
+from headrace.api.dialect import Dialect, Envelope
 from headrace.api.fields import Fields, parse_json, shown
 from headrace.api.guard import read_body
 from headrace.api.metrics import ServerMetrics, jsonable
-from headrace.api.openai import parse_ask, parse_chat, parse_completion, token_ids
-from headrace.api.openai_wire import (
-    Answer,
-    ChatChunks,
-    Chunks,
-    CompletionChunks,
-    Envelope,
-    chat_completion,
-    completion,
-)
+from headrace.api.openai import parse_ask, token_ids
+from headrace.api.openai_encoder import CHAT, COMPLETION
+from headrace.api.run import Run
 from headrace.api.served import Served
-from headrace.api.session import Session, Turn
-from headrace.api.sse import COMMENT, DONE, EventStream, Gone, Patience, frame, until_gone
-from headrace.engine.request import Sampling
-from headrace.errors import HeadraceError
-
-log = logging.getLogger("headrace.api")
+from headrace.api.session import Session
+from headrace.api.sse import EventStream, Gone, Patience, until_gone
 
 CLIENT_LEFT = 499  # never received: for the log and the metrics
-
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """One endpoint that generates: how its body is read and its reply is written."""
-
-    name: str
-    parse: Callable[[Fields, Sampling], Call]
-    chunks: type[ChatChunks] | type[CompletionChunks]
-    whole: Callable[..., dict[str, Any]]
-
-
-CHAT = Dialect("chat", parse_chat, ChatChunks, chat_completion)
-COMPLETION = Dialect("completions", parse_completion, CompletionChunks, completion)
 
 
 class Api:
@@ -151,19 +123,19 @@ class Api:
         start = time.monotonic()
         call = dialect.parse(await self._body(request), self.served.defaults)
         model = self.served.name_for(call.model)
-        envelope = Envelope(model, self.session.renderer.tokenizer, call.stream)
         self.session.check_open()
         try:
             turn = await until_gone(self.session.open(call), request.receive)
         except Gone:
             return Response(status_code=CLIENT_LEFT)
-        chunks = dialect.chunks(envelope, len(turn.choices))
-        run = _Run(dialect, call, envelope, turn, chunks, start, self.metrics)
+        envelope = Envelope(model, self.session.renderer.tokenizer, call, len(turn.choices))
+        encoder = dialect.encoder(envelope)
+        run = Run(turn, encoder, start, self.metrics)
         if call.stream is not None:
             return EventStream(
                 run.frames(),
                 close=turn.close,
-                ping=run.ping(),
+                ping=encoder.ping,
                 patience=self._patience,
                 headers=tuple((k.encode(), v.encode()) for k, v in self._headers().items()),
             )
@@ -177,54 +149,3 @@ class Api:
 
     def _headers(self) -> dict[str, str]:
         return {"x-headrace-model": self.served.id.encode("ascii", "replace").decode()}
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """One call under way."""
-
-    dialect: Dialect
-    call: Call
-    envelope: Envelope
-    turn: Turn
-    chunks: Chunks
-    start: float
-    metrics: ServerMetrics
-
-    async def whole(self) -> dict[str, Any]:
-        answers = [Answer() for _ in self.turn.choices]
-        async for event in self._events():
-            answers[event.choice].add(event)
-        logprobs = self.call.sampling.logprobs is not None
-        return self.dialect.whole(self.envelope, answers, self.turn.usage, logprobs=logprobs)
-
-    def ping(self) -> bytes:
-        return COMMENT + frame(self.chunks.ping())
-
-    async def frames(self) -> AsyncGenerator[bytes, None]:
-        try:
-            for chunk in self.chunks.first():
-                yield frame(chunk)
-            async for event in self._events():
-                for chunk in self.chunks.next(event, self.turn.usage):
-                    yield frame(chunk)
-            for chunk in self.chunks.last(self.turn.usage):
-                yield frame(chunk)
-        except HeadraceError as error:
-            log.warning("an answer was cut: %s", error)
-            yield frame(error_body(error))
-        # Clients repeat a whole request when the end mark is missing, so it comes after errors too.
-        yield DONE
-
-    async def _events(self) -> AsyncGenerator[Any, None]:
-        """The turn's events, measured; closing this closes the turn."""
-        whole = False
-        events = self.turn.events()
-        try:
-            async for event in events:
-                yield event
-            whole = True
-        finally:
-            await events.aclose()
-            self.turn.close()
-            self.metrics.answered(time.monotonic() - self.start, whole=whole)

@@ -18,7 +18,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.api.errors import Unavailable
-from headrace.api.guard import failure
+from headrace.api.failure import failure
 from headrace.api.session import Session
 from headrace.errors import ConfigError
 
@@ -75,7 +75,7 @@ class Gate:
             await self.ready.app(scope, receive, send)
             return
         loading = Unavailable("the model is loading", fix="try again in a moment", retry_s=2)
-        await failure(loading)(scope, receive, send)
+        await failure(loading, scope)(scope, receive, send)
 
 
 class _Server(uvicorn.Server):

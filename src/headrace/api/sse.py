@@ -34,10 +34,11 @@ class Patience:
     stall_s: float = 60.0
 
 
-def frame(value: object) -> bytes:
-    """One event of JSON data."""
+def frame(value: object, *, event: str = "") -> bytes:
+    """One event of JSON data, with a name where the dialect has names."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return b"data: " + text.encode("utf-8") + b"\n\n"
+    head = f"event: {event}\n" if event else ""
+    return f"{head}data: {text}\n\n".encode()
 
 
 class Gone(Exception):
@@ -52,7 +53,7 @@ class EventStream:
         frames: AsyncGenerator[bytes, None],
         *,
         close: Callable[[], None],
-        ping: bytes = COMMENT,
+        ping: Callable[[], bytes],
         patience: Patience,
         headers: tuple[tuple[bytes, bytes], ...] = (),
     ) -> None:
@@ -80,7 +81,7 @@ class EventStream:
                 step = step or asyncio.ensure_future(_next(self._frames))
                 await asyncio.wait({step}, timeout=self._patience.ping_s)
                 if not step.done():
-                    await self._write(send, self._ping)
+                    await self._write(send, self._ping())
                     continue
                 data = step.result()
                 step = None

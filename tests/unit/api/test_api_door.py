@@ -32,6 +32,22 @@ def test_unknown_routes_and_methods_look_like_other_errors(start):
     assert httpx.head(url + "/health").status_code == 200
 
 
+def test_a_refusal_has_the_shape_of_the_paths_dialect(start):
+    url = start(door=Door(api_key="secret")).url
+    version = {"anthropic-version": "2023-06-01"}
+    asked = (("/v1/messages", {}), ("/v1/messages/count_tokens", {}), ("/v1/models", version))
+    for path, headers in asked:
+        reply = httpx.get(url + path, headers=headers)
+        assert reply.status_code == 401
+        body = reply.json()
+        assert set(body) == {"type", "error", "request_id"}
+        assert body["type"] == "error"
+        assert body["error"]["type"] == "authentication_error"
+        assert reply.headers["request-id"] == body["request_id"]
+    assert error_of(httpx.get(url + "/v1/models"))["code"] == "invalid_api_key"
+    assert error_of(httpx.get(url + CHAT, headers=version))["code"] == "invalid_api_key"
+
+
 @pytest.mark.parametrize(
     "body",
     [b"", b"{", b"[]", b"null", b'{"messages": "\xff"}', b"\x00\xff\xfe", b'{"a":NaN}'],

@@ -76,7 +76,7 @@ def test_logprobs_wait_for_the_text_of_their_tokens():
 def test_a_stop_string_cancels_once_and_wins_over_length():
     choice, tap = choice_of(["b"])
     outs = read(choice, token("a"), token("b", None))
-    assert (text_of(outs), outs[-1], tap.cancelled) == ("a", Ended(0, "stop"), 1)
+    assert (text_of(outs), outs[-1], tap.cancelled) == ("a", Ended(0, "stop", "b"), 1)
     choice.cancel()
     assert tap.cancelled == 1
     other, _ = choice_of(["b"])
