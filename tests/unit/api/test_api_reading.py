@@ -80,7 +80,7 @@ def test_a_stop_string_cancels_once_and_wins_over_length():
     choice.cancel()
     assert tap.cancelled == 1
     other, _ = choice_of(["b"])
-    assert read(other, token("a"), token("b", Finish.LENGTH))[-1] == Ended(0, "stop")
+    assert read(other, token("a"), token("b", Finish.LENGTH))[-1] == Ended(0, "stop", "b")
 
 
 @pytest.mark.parametrize("finish", [Finish.ERROR, Finish.CANCELLED])
