@@ -28,6 +28,7 @@ class Envelope:
     tokenizer: Tokenizer
     call: Call
     choices: int
+    handles: tuple[str, ...] = ()  # per choice, the word its turn is found by when it comes back
     created: int = field(default_factory=lambda: int(time.time()))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -104,6 +105,7 @@ class Choice:
         self.index = index
         self.tokens = 0
         self.cached = 0  # tokens of its prompt that an earlier request had computed
+        self.handle = secrets.token_hex(16)  # opaque word for this turn, known from its start
         self.counts_prompt = True  # further answers to a prompt count as answers only
         self._stream = stream
         self._reader = reader

@@ -128,7 +128,9 @@ class Api:
             turn = await until_gone(self.session.open(call), request.receive)
         except Gone:
             return Response(status_code=CLIENT_LEFT)
-        envelope = Envelope(model, self.session.renderer.tokenizer, call, len(turn.choices))
+        envelope = Envelope(
+            model, self.session.renderer.tokenizer, call, len(turn.choices), turn.handles
+        )
         encoder = dialect.encoder(envelope)
         run = Run(turn, encoder, start, self.metrics)
         if call.stream is not None:

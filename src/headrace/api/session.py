@@ -180,6 +180,11 @@ class Turn:
         open_turns.add(self)
 
     @property
+    def handles(self) -> tuple[str, ...]:
+        """Per choice, the opaque word under which its turn is found when it comes back."""
+        return tuple(choice.handle for choice in self.choices)
+
+    @property
     def usage(self) -> Usage:
         """So far."""
         return Usage(

@@ -79,6 +79,20 @@ class Style:
     start_ids: frozenset[int] = frozenset()  # tokens with which a message begins
 
     @property
+    def cut_before(self) -> frozenset[int]:
+        """Tokens with which a message or a call begins: a context edit may part from here on."""
+        opens = (self.call.open.token,) if self.syntax is not None else ()
+        return self.start_ids | {token for token in opens if token is not None}
+
+    @property
+    def cut_after(self) -> frozenset[int]:
+        """Tokens that end a thinking or a call."""
+        spans = [self.think] if self.think is not None else []
+        if self.syntax is not None:
+            spans.append(self.call)
+        return frozenset(s.close.token for s in spans if s.close.token is not None)
+
+    @property
     def reasons(self) -> bool:
         return self.think is not None
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "max"]
 JsonSchema = Mapping[str, Any]
 
 
@@ -21,6 +22,13 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
+    """One message; an assistant's holds all of its turn: thinking, text and calls.
+
+    `handle` came back with the turn (in a thinking's signature, encrypted content, or item ids) and
+    finds what was generated. `sealed` says that it also stands for a thinking whose own text did
+    not come back: then `reasoning` is None and is restored where the turn is still known.
+    """
+
     role: Role
     content: str = ""
     reasoning: str | None = None
@@ -28,6 +36,7 @@ class Message:
     tool_call_id: str | None = None  # of a `tool` message
     name: str | None = None
     handle: str | None = None  # of an answer: the opaque name this server gave it out under
+    sealed: bool = False  # its thinking came back as the handle alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +73,8 @@ class ChatRequest:
     parallel_tool_calls: bool = True
     format: OutputFormat = OutputFormat()
     thinking: bool | None = None  # None = the family's default
+    effort: Effort | None = None  # how much to think, in the nearest step the family knows
+    thinking_budget: int | None = None  # tokens of thinking after which it is ended
     stop: tuple[str, ...] = ()
     template_args: Mapping[str, Any] = field(default_factory=dict)
     continue_last: bool = False  # go on with the last assistant message

@@ -20,7 +20,7 @@ def test_calls_and_the_text_around_them(request, name, call):
     starts = [e for e in events if isinstance(e, ToolCallStart)]
     assert [s.index for s in starts] == [0, 1]
     assert len({s.id for s in starts}) == 2
-    assert all(len(s.id) == 29 and s.id.startswith("call_") for s in starts)
+    assert all(len(s.id) == 28 and s.id.isalnum() for s in starts)
     assert [e.index for e in events if isinstance(e, ToolCallEnd)] == [0, 1]
 
 

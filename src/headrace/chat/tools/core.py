@@ -44,7 +44,8 @@ class CallBody(Protocol):
 
 
 def new_call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
+    """Letters and digits only: clients strip other characters."""
+    return f"call{secrets.token_hex(12)}"
 
 
 class CallReader:
