@@ -22,7 +22,7 @@ from headrace.api.failure import failure
 from headrace.errors import HeadraceError
 
 BODY_BYTES = 32 << 20
-OPEN_PATHS = ("/health",)
+OPEN_PATHS = ("/health", "/api/hello")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +107,11 @@ class Guard:
             )
 
     def _options(self, origin: str | None) -> Response:
-        headers = {"allow": "GET, HEAD, POST, DELETE, OPTIONS"}
+        headers = {"allow": "GET, HEAD, POST, OPTIONS"}
         if origin is not None and origin in self._door.origins:
             headers |= {
                 "access-control-allow-origin": origin,
-                "access-control-allow-methods": "GET, POST, DELETE, OPTIONS",
+                "access-control-allow-methods": "GET, POST, OPTIONS",
                 "access-control-allow-headers": "authorization, content-type, x-api-key",
                 "access-control-max-age": "600",
                 "vary": "origin",

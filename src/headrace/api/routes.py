@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
+import uuid
+from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
@@ -14,18 +14,20 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from headrace.api.admin import Admin
-from headrace.api.dialect import Dialect, Encoder, Envelope
+from headrace.api.anthropic import parse_count
+from headrace.api.anthropic_wire import MESSAGES
+from headrace.api.dialect import Dialect, Envelope
+from headrace.api.failure import speaks_anthropic
 from headrace.api.fields import Fields, parse_json, shown
 from headrace.api.guard import read_body
 from headrace.api.metrics import ServerMetrics, jsonable
+from headrace.api.models import anthropic_card, anthropic_page, openai_card, openai_list
 from headrace.api.openai import parse_ask, token_ids
 from headrace.api.openai_encoder import CHAT, COMPLETION
-from headrace.api.responses_routes import ResponsesApi
-from headrace.api.run import Run, refusal
+from headrace.api.run import Run
 from headrace.api.served import Served
 from headrace.api.session import Session
 from headrace.api.sse import EventStream, Gone, Patience, until_gone
-from headrace.errors import RequestError
 
 CLIENT_LEFT = 499  # never received: for the log and the metrics
 
@@ -42,7 +44,6 @@ class Api:
         self._body_bytes = body_bytes
         self._patience = patience
         self._admin = Admin(session, served, self._body)
-        self._responses = ResponsesApi(session, served, self._body, self._generate)
 
     def routes(self) -> list[Route]:
         def post(path: str, endpoint: Callable[[Request], Any]) -> Route:
@@ -54,14 +55,16 @@ class Api:
         return [
             post("/v1/chat/completions", self.chat),
             post("/v1/completions", self.completions),
+            post("/v1/messages", self.messages),
+            post("/v1/messages/count_tokens", self.count_message),
             get("/v1/models", self.models),
             get("/v1/models/{name:path}", self.model),
             post("/tokenize", self.tokenize),
             post("/detokenize", self.detokenize),
             get("/health", self.health),
+            get("/api/hello", self.health),
             get("/metrics", self.prometheus),
             get("/engine/status", self.status),
-            *self._responses.routes(),
             *self._admin.routes(),
         ]
 
@@ -71,11 +74,24 @@ class Api:
     async def completions(self, request: Request) -> ASGIApp:
         return await self._generate(request, COMPLETION)
 
-    async def models(self, _request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": self.served.listing()})
+    async def messages(self, request: Request) -> ASGIApp:
+        return await self._generate(request, MESSAGES)
+
+    async def count_message(self, request: Request) -> Response:
+        body = await self._body(request)
+        self.served.name_for(body.text("model"))
+        ask = parse_count(body)
+        prompt = await asyncio.to_thread(self.session.renderer.prompt, ask)
+        return JSONResponse({"input_tokens": len(prompt.tokens)}, headers=self._headers())
+
+    async def models(self, request: Request) -> Response:
+        if speaks_anthropic(request.scope):
+            return JSONResponse(anthropic_page(self.served, request.query_params))
+        return JSONResponse(openai_list(self.served))
 
     async def model(self, request: Request) -> Response:
-        return JSONResponse(self.served.card(self.served.name_for(request.path_params["name"])))
+        card = anthropic_card if speaks_anthropic(request.scope) else openai_card
+        return JSONResponse(card(self.served, self.served.name_for(request.path_params["name"])))
 
     async def tokenize(self, request: Request) -> Response:
         """Of a plain text, or of messages as the template renders them."""
@@ -129,23 +145,23 @@ class Api:
         call = dialect.parse(await self._body(request), self.served.defaults)
         model = self.served.name_for(call.model)
         self.session.check_open()
-        tokenizer = self.session.renderer.tokenizer
         try:
             turn = await until_gone(self.session.open(call), request.receive)
         except Gone:
             return Response(status_code=CLIENT_LEFT)
-        except RequestError as error:
-            error.field = None if error.field is None else dialect.rename(error.field)
-            if call.stream is None or not isinstance(error, dialect.streamed):
-                raise
-            unread = Envelope(model, tokenizer, call, 1, (secrets.token_hex(16),))
-            encoder = dialect.encoder(unread)
-            return self._stream(refusal(encoder, error), encoder, lambda: None)
-        envelope = Envelope(model, tokenizer, call, len(turn.choices), turn.handles)
+        envelope = Envelope(
+            model, self.session.renderer.tokenizer, call, len(turn.choices), turn.handles
+        )
         encoder = dialect.encoder(envelope)
         run = Run(turn, encoder, start, self.metrics)
         if call.stream is not None:
-            return self._stream(run.frames(), encoder, turn.close)
+            return EventStream(
+                run.frames(),
+                close=turn.close,
+                ping=encoder.ping,
+                patience=self._patience,
+                headers=tuple((k.encode(), v.encode()) for k, v in self._headers().items()),
+            )
         try:
             reply = await until_gone(run.whole(), request.receive)
         except Gone:
@@ -154,16 +170,11 @@ class Api:
             turn.close()
         return JSONResponse(reply, headers=self._headers())
 
-    def _stream(
-        self, frames: AsyncGenerator[bytes, None], encoder: Encoder, close: Callable[[], None]
-    ) -> EventStream:
-        return EventStream(
-            frames,
-            close=close,
-            ping=encoder.ping,
-            patience=self._patience,
-            headers=tuple((k.encode(), v.encode()) for k, v in self._headers().items()),
-        )
-
     def _headers(self) -> dict[str, str]:
-        return {"x-headrace-model": self.served.id.encode("ascii", "replace").decode()}
+        name = uuid.uuid4().hex
+        return {
+            "x-headrace-model": self.served.id.encode("ascii", "replace").decode(),
+            # The two vendors' clients look for it under different names.
+            "request-id": f"req_{name}",
+            "x-request-id": f"req_{name}",
+        }

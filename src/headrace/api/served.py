@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import fnmatch
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 from headrace.api.errors import UnknownModel
 from headrace.api.fields import shown
@@ -13,16 +13,18 @@ from headrace.engine.request import Sampling
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """`names[0]` is the model's id.
+    """`names[0]` is the model's id; the others are listed beside it.
 
     Agents send whatever name they were built with. So any name is accepted and echoed, unless the
-    user gave names (`--served-name`): then `exact` holds, and another name is 404.
+    user gave names (`--served-name`): then `exact` holds, and a name that is neither one of them
+    nor fits one of `patterns` (as of a shell: `claude-*`) is 404.
     """
 
     names: tuple[str, ...]
     context: int
     defaults: Sampling = field(default_factory=Sampling)
     exact: bool = False
+    patterns: tuple[str, ...] = ()
     created: int = field(default_factory=lambda: int(time.time()))
     family: str = ""
 
@@ -34,24 +36,11 @@ class Served:
         """The name to answer under. Raises UnknownModel (404)."""
         if asked is None or asked == "":
             return self.id
-        if self.exact and asked not in self.names:
+        fits = any(fnmatch.fnmatchcase(asked, pattern) for pattern in self.patterns)
+        if self.exact and asked not in self.names and not fits:
             raise UnknownModel(
                 f"the model {shown(asked)} is not served here",
                 field="model",
-                expected="one of " + ", ".join(self.names),
+                expected="one of " + ", ".join((*self.names, *self.patterns)),
             )
         return asked
-
-    def listing(self) -> list[dict[str, Any]]:
-        return [self.card(name) for name in self.names]
-
-    def card(self, name: str) -> dict[str, Any]:
-        return {
-            "id": name,
-            "object": "model",
-            "created": self.created,
-            "owned_by": "headrace",
-            "max_model_len": self.context,
-            "context_length": self.context,
-            "meta": {"family": self.family} if self.family else {},
-        }

@@ -85,7 +85,7 @@ class Renderer:
         if request.continue_last:
             cut = guard.new_word()
             messages[-1] = _with_cut(messages[-1], cut)
-        tools = self._offered(request)
+        tools = [tool for tool in self._offered(request) if not tool.deferred]
         text = self.template.render(
             template_messages(messages, [guard.tool(tool) for tool in tools], self.template.shape),
             [guard.data(tool_dict(tool)) for tool in tools] if self.template.shape.tools else (),

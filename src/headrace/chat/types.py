@@ -45,6 +45,7 @@ class Tool:
     description: str = ""
     parameters: JsonSchema = field(default_factory=dict)
     strict: bool = False
+    deferred: bool = False  # left out of the prompt's list: a tool result describes it
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -13,6 +14,21 @@ from headrace.errors import ConfigError
 
 HOST, PORT = "127.0.0.1", 8713
 SERVER = "Server"
+
+ServedName = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Serve under this name only, may be repeated; else any name is accepted.",
+        rich_help_panel=SERVER,
+    ),
+]
+Alias = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Also serve under this name or pattern (claude-*), may be repeated.",
+        rich_help_panel=SERVER,
+    ),
+]
 
 log = logging.getLogger("headrace.serve")
 
@@ -27,13 +43,8 @@ def serve(
         str | None,
         typer.Option(help="Ask for this key; else no key is needed.", rich_help_panel=SERVER),
     ] = None,
-    served_name: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Serve under this name only, may be repeated; else any name is accepted.",
-            rich_help_panel=SERVER,
-        ),
-    ] = None,
+    served_name: ServedName = None,
+    alias: Alias = None,
     allow_host: Annotated[
         list[str] | None,
         typer.Option(
@@ -57,7 +68,7 @@ def serve(
     config: options.ConfigFile = None,
     settings: options.Settings = None,
 ) -> None:
-    """Serve a model over the OpenAI API."""
+    """Serve a model over the OpenAI and Anthropic APIs."""
     from headrace.api.guard import Door, is_loopback  # noqa: PLC0415 start-up time
     from headrace.cli.environment import start_logging  # noqa: PLC0415 start-up time
 
@@ -73,14 +84,32 @@ def serve(
         hosts=tuple(allow_host or ()),
         origins=tuple(allow_origin or ()),
     )
-    _serve(model, engine, door, served_name or [], host=host, port=port, grace_s=grace)
+    names = Names(tuple(served_name or ()), tuple(alias or ()))
+    _serve(model, engine, door, names, host=host, port=port, grace_s=grace)
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """As the user gave them; an alias with a wildcard is a pattern."""
+
+    served: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        return tuple(alias for alias in self.aliases if "*" in alias or "?" in alias)
+
+    def listed(self, name: str) -> tuple[str, ...]:
+        """All names of a model that is called `name`, its id first."""
+        plain = (alias for alias in self.aliases if alias not in self.patterns)
+        return tuple(dict.fromkeys((*(self.served or (name,)), *plain)))
 
 
 def _serve(
     model: str,
     engine: EngineConfig,
     door: object,
-    names: list[str],
+    names: Names,
     *,
     host: str,
     port: int,
@@ -107,7 +136,11 @@ def _serve(
             name = model if model == "demo" else folder.resolve().name
             made = load(folder, engine, meter.show, name=name)
         served = Served(
-            tuple(names) or (name,), made.engine.context, made.defaults, exact=bool(names)
+            names.listed(name),
+            made.engine.context,
+            made.defaults,
+            exact=bool(names.served),
+            patterns=names.patterns,
         )
         app = create_app(made.session, served, door=door)
         log.info("serving %s at %s (OpenAI base URL %s/v1)", served.id, url, url)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from serving import PlainRenderer, Running, Script, ScriptedClient
@@ -30,8 +31,9 @@ def start() -> Iterator[Callable[..., Running]]:
         context: int = 1000,
         grace_s: float = 0.0,
         script: Script | None = None,
+        renderer: Any = None,
     ) -> Running:
-        renderer = PlainRenderer()
+        renderer = renderer or PlainRenderer()
         engine = ScriptedClient(renderer.tokenizer)
         engine.script = script or Script()
         session = Session(renderer, engine, context=context)
