@@ -15,6 +15,7 @@
 #include <tuple>
 #include <vector>
 
+#include "crc32c.hpp"
 #include "io.hpp"
 
 namespace nb = nanobind;
@@ -93,6 +94,16 @@ bool wait(FileReader& reader, double seconds) {
     }
 }
 
+uint32_t checksum(uint64_t address, int64_t nbytes, uint32_t before, bool portable) {
+    if (nbytes < 0)
+        throw std::invalid_argument("found " + std::to_string(nbytes) +
+                                    " bytes to sum up; expected at least 0");
+    const void* data = reinterpret_cast<const void*>(address);
+    const nb::gil_scoped_release released;
+    return portable ? headrace::crc32c_by_table(data, nbytes, before)
+                    : headrace::crc32c(data, nbytes, before);
+}
+
 // A thread without Python: it can neither hold the GIL nor be in the way when the interpreter ends.
 void load_ahead(const std::string& path) {
     std::thread([path] {
@@ -106,6 +117,8 @@ void bind_io(nb::module_& m) {
     nb::register_exception_translator(translate_file_error);
     m.def("alloc", &alloc, nb::arg("nbytes"));
     m.def("free", &free_memory, nb::arg("address"), nb::arg("nbytes"));
+    m.def("crc32c", &checksum, nb::arg("address"), nb::arg("nbytes"), nb::arg("before") = 0u,
+          nb::arg("portable") = false);
     m.def("load_ahead", &load_ahead, nb::arg("path"));
     nb::class_<FileReader>(m, "FileReader")
         .def("__init__", &make_reader, nb::arg("path"), nb::arg("ranges"), nb::arg("threads") = 4,

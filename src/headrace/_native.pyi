@@ -501,6 +501,10 @@ def alloc(nbytes: int) -> int:
     `free` returns it."""
 
 def free(address: int, nbytes: int) -> None: ...
+def crc32c(address: int, nbytes: int, before: int = 0, portable: bool = False) -> int:
+    """CRC-32C of memory; `before` is that of what came before it. `portable` shuns the CPU's own
+    instruction."""
+
 def load_ahead(path: str) -> None:
     """Loads a shared library on a thread of its own, for an import that is about to want it. What
     fails is left for that import to tell."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -101,11 +100,13 @@ def _texts(text: str) -> list[ChatEvent]:
 class Choice:
     """Reads one sequence to its end. `tokens` counts what was generated, the end token included."""
 
-    def __init__(self, index: int, stream: Tokens, reader: Reader, *, echo: str = "") -> None:
+    def __init__(
+        self, index: int, stream: Tokens, reader: Reader, *, echo: str = "", handle: str = ""
+    ) -> None:
         self.index = index
         self.tokens = 0
         self.cached = 0  # tokens of its prompt that an earlier request had computed
-        self.handle = secrets.token_hex(16)  # opaque word for this turn, known from its start
+        self.handle = handle  # the opaque word by which the turn is found when it comes back
         self.counts_prompt = True  # further answers to a prompt count as answers only
         self._stream = stream
         self._reader = reader

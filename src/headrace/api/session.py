@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from headrace.api.call import Call, RawPrompts
+from headrace.api.echo import KeptReader
 from headrace.api.errors import ContextOverflow, Unavailable
 from headrace.api.reading import Choice, RawReader, Reader, TurnEvent, Usage
+from headrace.chat.echo import EchoStore
 from headrace.chat.tokenizer import Tokenizer
 from headrace.chat.types import ChatRequest, OutputFormat, Prompt
 from headrace.engine.request import Constraint, Request, RequestId, Sampling, TokenEvent
@@ -52,7 +54,7 @@ class Renders(Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer: ...
-    def prompt(self, request: ChatRequest) -> Prompt: ...
+    def prompt(self, request: ChatRequest, turns: EchoStore | None = None) -> Prompt: ...
     def reader(self, request: ChatRequest, prompt: Prompt) -> Reader: ...
     def constraint(self, request: ChatRequest, prompt: Prompt) -> Constraint | None: ...
     def completion_prompt(self, text: str) -> Prompt: ...
@@ -77,6 +79,7 @@ class Session:
         self.client = client
         self.context = context
         self.turns: set[Turn] = set()
+        self.spoken = EchoStore()  # answers given, for when they come back
         self._closing = False
 
     async def open(self, call: Call) -> Turn:
@@ -97,7 +100,10 @@ class Session:
                         sampling = self._nth(call.sampling, i)
                         request = Request(draft.tokens, sampling, constraint, draft.anchors)
                         stream = self.client.submit(request)
-                        choice = Choice(len(choices), stream, reader, echo=draft.text)
+                        handle = reader.handle if isinstance(reader, KeptReader) else ""
+                        choice = Choice(
+                            len(choices), stream, reader, echo=draft.text, handle=handle
+                        )
                         choice.counts_prompt = i == 0
                         choices.append(choice)
         except BaseException:
@@ -131,10 +137,13 @@ class Session:
         if isinstance(call.ask, RawPrompts):
             return [self._raw(call.ask, prompt, call.n) for prompt in call.ask.prompts]
         request = call.ask
-        prompt = self.renderer.prompt(request)
+        prompt = self.renderer.prompt(request, self.spoken)
         self._check_length(len(prompt.tokens), "messages")
         pieces = [
-            (self.renderer.reader(request, prompt), self.renderer.constraint(request, prompt))
+            (
+                KeptReader(self.renderer.reader(request, prompt), self.spoken, prompt),
+                self.renderer.constraint(request, prompt),
+            )
             for _ in range(call.n)
         ]
         return [_Draft(prompt.tokens, "", pieces, prompt.anchors)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ from headrace.chat.template import Shape
 from headrace.chat.types import Message, Tool, ToolCall
 from headrace.errors import RequestError
 
+_VOLATILE = re.compile(r"^x-anthropic-billing-header:[^\n]*\n*", re.MULTILINE)
 _TOOL_TEXT = """You can call functions. One line of JSON describes each of them:
 <tools>
 {lines}
@@ -29,7 +31,8 @@ def template_messages(
 
     Where a template cannot express something it is said in text: tools and calls in JSON between
     `<tool_call>` marks, a system message it refuses as part of the user's next message (at the
-    start) or as a user message where it stands (later on).
+    start) or between `<system>` marks where it stands (later on). Lines that differ in every
+    session and say nothing to a model are left out.
     Raises RequestError if a call's arguments must be an object and are not.
     """
     if shape.tools and not shape.arguments_text:
@@ -37,7 +40,7 @@ def template_messages(
         for i, message in enumerate(messages):
             for n, call in enumerate(message.tool_calls):
                 _parsed(call, f"messages[{i}].tool_calls[{n}].function.arguments")
-    shaped = list(messages)
+    shaped = _without_volatile(messages)
     if not shape.tools:
         shaped = [_calls_as_text(message) for message in shaped]
         if tools:
@@ -47,10 +50,7 @@ def template_messages(
     if not shape.system:
         shaped = _system_in_user(shaped)
     elif not shape.later_system:
-        shaped = _lead_merged(shaped)
-        shaped = shaped[:1] + [
-            replace(m, role="user") if m.role == "system" else m for m in shaped[1:]
-        ]
+        shaped = _later_system_folded(_lead_merged(shaped))
     if shape.alternating:
         shaped = _users_merged(shaped)
     return [_as_dict(message, shape) for message in shaped]
@@ -82,6 +82,36 @@ def _lead_merged(messages: list[Message]) -> list[Message]:
         return messages
     text = _joined(message.content for message in messages[:lead])
     return [Message("system", text), *messages[lead:]]
+
+
+def _without_volatile(messages: Sequence[Message]) -> list[Message]:
+    """Without billing lines at the start: no two sessions would share a prefix behind one."""
+    shaped = list(messages)
+    for i, message in enumerate(shaped):
+        if message.role != "system":
+            break
+        content = _VOLATILE.sub("", message.content)
+        shaped[i] = replace(message, content=content)
+    left = [
+        m for m, before in zip(shaped, messages, strict=True) if m.content or not before.content
+    ]
+    return left or shaped
+
+
+def _later_system_folded(messages: list[Message]) -> list[Message]:
+    """Behind a tool's result it joins that, as many templates drop all thinking before a user's
+    turn; elsewhere it is a user's message, marked as what it is."""
+    shaped = messages[:1]
+    for message in messages[1:]:
+        if message.role != "system":
+            shaped.append(message)
+            continue
+        text = f"<system>\n{message.content}\n</system>"
+        if shaped[-1].role == "tool":
+            shaped[-1] = replace(shaped[-1], content=_joined([shaped[-1].content, text]))
+        else:
+            shaped.append(Message("user", text))
+    return shaped
 
 
 def _system_in_user(messages: list[Message]) -> list[Message]:

@@ -7,29 +7,29 @@ are left to the template, which reads them in earlier answers.
 
 from __future__ import annotations
 
-import itertools
-import re
-import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from headrace.chat.conversation import template_messages, tool_dict
 from headrace.chat.detokenizer import Detokenizer
+from headrace.chat.echo import EchoStore, SpokenTurn
 from headrace.chat.grammar import (
     GrammarConstraint,
     Reasoning,
     compile_constraint,
     compile_text_constraint,
 )
+from headrace.chat.guard import Guard
 from headrace.chat.harmony import HarmonyReader
 from headrace.chat.reader import TurnReader
-from headrace.chat.schema_text import check_depth
+from headrace.chat.request_check import check_request, check_text
+from headrace.chat.splice import Splice, Splicer
 from headrace.chat.style import Style, detect_style
-from headrace.chat.template import RESERVED, ChatTemplate, Shape
+from headrace.chat.template import ChatTemplate, Shape
 from headrace.chat.tokenizer import Tokenizer
-from headrace.chat.types import ChatRequest, Message, OutputFormat, Prompt, Tool, ToolCall
+from headrace.chat.types import ChatRequest, Message, OutputFormat, Prompt, Tool
 from headrace.errors import RequestError
 
 
@@ -66,8 +66,8 @@ class Renderer:
         """Tokens that end an answer."""
         return self.tokenizer.eos_ids
 
-    def prompt(self, request: ChatRequest) -> Prompt:
-        """The prompt for `request`.
+    def prompt(self, request: ChatRequest, turns: EchoStore | None = None) -> Prompt:
+        """The prompt for `request`; answers that `turns` knows keep the tokens they were made of.
 
         Raises RequestError for text that is not Unicode, for a conversation the template refuses,
         and if the checkpoint has no template.
@@ -78,8 +78,9 @@ class Renderer:
                 field="messages",
                 fix="use completions, or serve it with a template",
             )
-        _check_request(request)
-        guard = _Guard(self.tokenizer, self.style)
+        check_request(request)
+        guard = Guard(self.tokenizer, self.style)
+        request, spoken = _recalled(request, turns)
         messages = [guard.message(message) for message in request.messages]
         cut = ""
         if request.continue_last:
@@ -101,10 +102,48 @@ class Renderer:
                     fix="leave it out, or end with a user message",
                 )
         text, in_reasoning = self._thinking(request, text)
+        splices = self._splicer(request, guard).splices(text, spoken) if spoken else []
+        tokens, shown = self._encoded(text, splices, guard)
+        return Prompt(
+            tuple(tokens), shown, in_reasoning, self._anchors(tokens), guard.opening(text)
+        )
+
+    def _encoded(self, text: str, splices: Sequence[Splice], guard: Guard) -> tuple[list[int], str]:
+        """The tokens, and their text as a client would have written it."""
+        tokens: list[int] = []
+        shown: list[str] = []
+        at = 0
+        for splice in (*splices, Splice(len(text), len(text), (), "")):
+            between = text[at : splice.start]
+            tokens += self._tokens(between, guard)
+            tokens += splice.tokens
+            shown += [guard.restored(between), splice.text]
+            at = splice.end
+        return tokens, "".join(shown)
+
+    def _tokens(self, text: str, guard: Guard) -> list[int]:
         tokens: list[int] = []
         for part, special in guard.parts(text):
             tokens += self.tokenizer.encode(part, special=special)
-        return Prompt(tuple(tokens), guard.restored(text), in_reasoning, self._anchors(tokens))
+        return tokens
+
+    def _splicer(self, request: ChatRequest, guard: Guard) -> Splicer:
+        fresh = replace(request, stop=(), continue_last=False)
+
+        def read(rendered: str, turn: SpokenTurn) -> SpokenTurn:
+            prompt = Prompt((), "", turn.in_reasoning)
+            reader = self.reader(fresh, prompt)
+            events = [e for t in self._tokens(rendered, guard) for e in reader.feed(t)]
+            return SpokenTurn.of((), events + reader.finish(), prompt, whole=True)
+
+        ends = [self.tokenizer.token_bytes(i).decode("utf-8", "replace") for i in self.end_ids]
+        return Splicer(
+            self.tokenizer,
+            guarded=guard.text,
+            read=read,
+            ends=[end for end in ends if end],
+            calls=None if self.style.channels is not None else self.style.call.open.text,
+        )
 
     def reader(self, request: ChatRequest, prompt: Prompt) -> TurnReader | HarmonyReader:
         """What reads the answer to `prompt`, token by token."""
@@ -144,7 +183,7 @@ class Renderer:
     def completion_prompt(self, text: str) -> Prompt:
         """A plain completion: control tokens in the text are read as such, and BOS is added where
         the checkpoint asks for it. Raises RequestError for text that is not Unicode."""
-        _check_text(text, "prompt")
+        check_text(text, "prompt")
         tokens = self.tokenizer.encode(text, special=True, bos=True)
         return Prompt(tuple(tokens), text, in_reasoning=False, anchors=self._anchors(tokens))
 
@@ -162,8 +201,10 @@ class Renderer:
     def _offered(self, request: ChatRequest) -> tuple[Tool, ...]:
         return () if request.tool_choice.mode == "none" else request.tools
 
-    def _variables(self, request: ChatRequest, guard: _Guard) -> dict[str, Any]:
-        variables = {key: guard.data(value) for key, value in request.template_args.items()}
+    def _variables(self, request: ChatRequest, guard: Guard) -> dict[str, Any]:
+        # What the client sends of earlier thinking it wants kept, and the prefix with it.
+        variables: dict[str, Any] = dict(self.style.keep_thinking)
+        variables |= {key: guard.data(value) for key, value in request.template_args.items()}
         switch = self.style.thinking_switch
         if switch is not None and request.thinking is not None:
             variables[switch] = request.thinking
@@ -192,162 +233,40 @@ class Renderer:
         return "possible"
 
 
-class _Guard:
-    """Replaces what spells a control token in a client's text by a word the template copies.
+def _recalled(
+    request: ChatRequest, turns: EchoStore | None
+) -> tuple[ChatRequest, list[list[tuple[SpokenTurn, bool]]]]:
+    """The request with its known turns as they were said, and candidates per such message.
 
-    After rendering, the words tell where that text stands, and it is encoded as plain text.
+    An answer that the model goes on with is left as the client wrote it.
     """
+    messages = list(request.messages)
+    spoken: list[list[tuple[SpokenTurn, bool]]] = []
+    tools = {tool.name: tool for tool in request.tools}
+    for i, message in enumerate(messages[: -1 if request.continue_last else None]):
+        if turns is None or message.role != "assistant":
+            continue
+        found = [(turn, turn.says(message, tools)) for turn in turns.find(message)]
+        found.sort(key=lambda pair: not pair[1])
+        if found:
+            spoken.append(found)
+        if found and found[0][1]:
+            messages[i] = _as_said(message, found[0][0])
+    return replace(request, messages=tuple(messages)), spoken
 
-    def __init__(self, tokenizer: Tokenizer, style: Style) -> None:
-        spans = (style.call, style.think) if style.think else (style.call,)
-        marks = {d.text for span in spans for d in (span.open, span.close)}
-        control = (t for t, i in tokenizer.added.items() if i in tokenizer.special_ids and t)
-        texts = sorted(
-            (text for text in control if text not in marks),
-            key=len,
-            reverse=True,
-        )
-        self._spelled = re.compile("|".join(map(re.escape, texts))) if texts else None
-        self._nonce = f"q{secrets.token_hex(12)}"
-        self._numbers = itertools.count()
-        self._words: dict[str, str] = {}  # word -> the text it stands for
-        self._of_text: dict[str, str] = {}
 
-    def new_word(self) -> str:
-        """A word no client could have written. Plain ASCII, so that templates copy it."""
-        return f"{self._nonce}x{next(self._numbers)}x"
-
-    def text(self, text: str) -> str:
-        return self._spelled.sub(self._word, text) if self._spelled else text
-
-    def message(self, message: Message) -> Message:
-        return replace(
-            message,
-            content=self.text(message.content),
-            reasoning=self._optional(message.reasoning),
-            tool_calls=tuple(
-                ToolCall(self.text(call.id), self.text(call.name), self.text(call.arguments))
-                for call in message.tool_calls
-            ),
-            tool_call_id=self._optional(message.tool_call_id),
-            name=self._optional(message.name),
-        )
-
-    def _optional(self, text: str | None) -> str | None:
-        return None if text is None else self.text(text)
-
-    def tool(self, tool: Tool) -> Tool:
-        return replace(
-            tool,
-            name=self.text(tool.name),
-            description=self.text(tool.description),
-            parameters=self.data(tool.parameters),
-        )
-
-    def data(self, value: Any) -> Any:
-        """The same JSON value with all its strings guarded."""
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, Mapping):
-            return {self.text(str(key)): self.data(inner) for key, inner in value.items()}
-        if isinstance(value, list | tuple):
-            return [self.data(inner) for inner in value]
-        return value
-
-    def parts(self, text: str) -> Iterator[tuple[str, bool]]:
-        """(text, whether control tokens are read in it), in order."""
-        for piece in self._split(text):
-            if piece in self._words:
-                yield self._words[piece], False
-            elif piece:
-                yield piece, True
-
-    def restored(self, text: str) -> str:
-        return "".join(self._words.get(piece, piece) for piece in self._split(text))
-
-    def _split(self, text: str) -> Sequence[str]:
-        if not self._words:
-            return [text]
-        return re.split(f"({self._nonce}x\\d+x)", text)
-
-    def _word(self, match: re.Match[str]) -> str:
-        text = match[0]
-        word = self._of_text.get(text)
-        if word is None:
-            word = self._of_text[text] = self.new_word()
-            self._words[word] = text
-        return word
+def _as_said(message: Message, turn: SpokenTurn) -> Message:
+    """The ids stay the client's: results name them."""
+    calls = tuple(
+        replace(theirs, arguments=ours.arguments)
+        for theirs, ours in zip(message.tool_calls, turn.calls, strict=True)
+    )
+    restored = message.sealed and not message.reasoning and turn.reasoning
+    reasoning = turn.reasoning if restored else message.reasoning
+    return replace(message, tool_calls=calls, reasoning=reasoning)
 
 
 def _with_cut(message: Message, cut: str) -> Message:
     if message.reasoning and not message.content:
         return replace(message, reasoning=message.reasoning + cut)
     return replace(message, content=message.content + cut)
-
-
-def _check_request(request: ChatRequest) -> None:
-    if not request.messages:
-        raise RequestError("there are no messages", field="messages", expected="at least one")
-    if request.continue_last and request.messages[-1].role != "assistant":
-        raise RequestError(
-            f"the last message is of role {request.messages[-1].role}",
-            field="continue_final_message",
-            expected="an assistant's message to go on with",
-        )
-    taken = sorted(RESERVED & set(request.template_args))
-    if taken:
-        raise RequestError(
-            f"chat_template_kwargs sets {', '.join(taken)}",
-            field="chat_template_kwargs",
-            expected="names the server does not set itself",
-        )
-    for i, tool in enumerate(request.tools):
-        check_depth(tool.parameters, f"tools[{i}].function.parameters")
-    check_depth(request.template_args, "chat_template_kwargs")
-    for field, text in _texts(request):
-        _check_text(text, field)
-
-
-def _texts(request: ChatRequest) -> Iterable[tuple[str, str]]:
-    for i, message in enumerate(request.messages):
-        yield f"messages[{i}].content", message.content
-        yield f"messages[{i}].reasoning_content", message.reasoning or ""
-        yield f"messages[{i}].name", message.name or ""
-        yield f"messages[{i}].tool_call_id", message.tool_call_id or ""
-        for n, call in enumerate(message.tool_calls):
-            for part in (call.id, call.name, call.arguments):
-                yield f"messages[{i}].tool_calls[{n}]", part
-    for i, tool in enumerate(request.tools):
-        yield f"tools[{i}].function.name", tool.name
-        yield f"tools[{i}].function.description", tool.description
-        yield from ((f"tools[{i}].function.parameters", text) for text in _strings(tool.parameters))
-    for i, text in enumerate(request.stop):
-        if not text:
-            raise RequestError("an empty stop string", field=f"stop[{i}]", expected="some text")
-        yield f"stop[{i}]", text
-    yield from (("chat_template_kwargs", text) for text in _strings(request.template_args))
-
-
-def _strings(value: Any) -> Iterator[str]:
-    """All strings in a JSON value, keys too."""
-    waiting = [value]
-    while waiting:
-        item = waiting.pop()
-        if isinstance(item, str):
-            yield item
-        elif isinstance(item, Mapping):
-            waiting.extend(item.keys())
-            waiting.extend(item.values())
-        elif isinstance(item, list | tuple):
-            waiting.extend(item)
-
-
-def _check_text(text: str, field: str) -> None:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise RequestError(
-            f"character {error.start} is a lone surrogate, U+{ord(text[error.start]):04X}",
-            field=field,
-            expected="valid Unicode",
-        ) from error

@@ -5,7 +5,8 @@ Found from the template's text and the vocabulary, never from a model's name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from headrace.chat.tokenizer import Tokenizer
@@ -28,6 +29,15 @@ _SYNTAXES: tuple[tuple[CallSyntax, tuple[str, ...]], ...] = (
 _OTHER_SYNTAX_SIGNS = ("<arg_key>", "<invoke", "[TOOL_CALLS]", "<|tool_calls_section_begin|>")
 # Variables by which templates switch thinking on and off.
 _THINKING_SWITCHES = ("enable_thinking", "thinking")
+# Variables by which templates keep or drop the thinking of earlier turns, and what keeps it.
+_KEEP_SWITCHES = {
+    "preserve_thinking": True,
+    "preserved_thinking": True,
+    "keep_past_thinking": True,
+    "clear_thinking": False,
+    "drop_thinking": False,
+    "truncate_history_thinking": False,
+}
 _CHANNEL_END_MARKS = ("<|return|>", "<|call|>")
 _END_MARKS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
 _START_MARKS = (
@@ -77,6 +87,7 @@ class Style:
     channels: Channels | None  # then thinking and calls are told by channel, not by delimiters
     end_ids: frozenset[int]
     start_ids: frozenset[int] = frozenset()  # tokens with which a message begins
+    keep_thinking: Mapping[str, bool] = field(default_factory=dict)  # what keeps earlier thinking
 
     @property
     def cut_before(self) -> frozenset[int]:
@@ -127,6 +138,7 @@ def detect_style(
         channels=channels,
         end_ids=frozenset(i for i in ends if i is not None and i in tokenizer.special_ids),
         start_ids=frozenset(i for i in starts if i is not None and i in tokenizer.special_ids),
+        keep_thinking={name: on for name, on in _KEEP_SWITCHES.items() if name in variables},
     )
 
 

@@ -89,6 +89,7 @@ class Prompt:
     text: str
     in_reasoning: bool  # the prompt ends inside an open think block
     anchors: tuple[int, ...] = ()  # positions at which messages begin
+    opening: str = ""  # the end of the text, from its last control token on
 
 
 @dataclass(frozen=True, slots=True)

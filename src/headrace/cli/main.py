@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import typer
 
-from headrace.cli import bench, chat, ctl, doctor, measure, plan, run, serve, simulate
+from headrace.cli import bench, chat, convert, ctl, doctor, measure, plan, run, serve, simulate
 from headrace.cli.complaint import complain
 from headrace.cli.environment import debugging
 from headrace.errors import HeadraceError
@@ -28,6 +28,8 @@ app.command("serve")(serve.serve)
 app.command("chat")(chat.chat)
 app.command("run")(run.run)
 app.command("plan")(plan.plan)
+app.command("convert")(convert.convert)
+app.command("verify")(convert.verify)
 app.command("measure")(measure.measure)
 app.add_typer(ctl.app, name="ctl")
 app.command("simulate")(simulate.simulate)

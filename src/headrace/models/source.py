@@ -14,7 +14,9 @@ from headrace.models.registry import family_of
 from headrace.models.spec import ModelSpec
 from headrace.planning.facts import ModelFacts
 from headrace.weights.checkpoint import Checkpoint, open_checkpoint
+from headrace.weights.ftw import FtwCheckpoint
 from headrace.weights.loader import Reading
+from headrace.weights.names import canonical_names
 from headrace.weights.plan import WeightPlan, plan_weights
 
 
@@ -36,6 +38,8 @@ def open_model(path: Path) -> ModelSource:
     """Checks config and headers in full. Raises CheckpointError."""
     checkpoint = open_checkpoint(path)
     family, spec = family_of(checkpoint)
+    needs = needs_of(spec)
+    names = canonical_names(needs) if isinstance(checkpoint, FtwCheckpoint) else family.names
     spare = frozenset({"head"}) if spec.tied else frozenset[str]()
-    plan = plan_weights(checkpoint, family.names, needs_of(spec), spare)
+    plan = plan_weights(checkpoint, names, needs, spare)
     return ModelSource(checkpoint, spec, plan, facts_of(spec, plan))

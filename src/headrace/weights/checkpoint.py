@@ -67,6 +67,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """Reads config and headers only. Raises CheckpointError on anything missing, torn or
     malformed.
     """
+    from headrace.weights.ftw import is_ftw, open_ftw  # noqa: PLC0415 it needs this module
+
+    if is_ftw(path):
+        return open_ftw(path)
     if not path.is_dir():
         found = "is a file" if path.exists() else "does not exist"
         raise CheckpointError(

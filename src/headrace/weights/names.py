@@ -164,3 +164,16 @@ class NameMap:
                     named = tuple(n.format(**groups) for n in found.names)
                     return Placed(named, found.layouts, expert)
         return None
+
+
+def canonical_names(names: Iterable[str]) -> NameMap:
+    """For files whose tensors have our own names already; experts may lie one by one, as
+    layers.3.experts.17.gate.
+    """
+    rules = []
+    for name in names:
+        rules.append(rule(name, name))
+        layer, experts, kind = name.partition(".experts.")
+        if experts:
+            rules.append(rule(f"{layer}.experts.{{expert}}.{kind}", name))
+    return NameMap(rules)

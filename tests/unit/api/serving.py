@@ -44,7 +44,7 @@ class PlainRenderer:
         self.tokenizer = byte_tokenizer()
         self.seen: list[ChatRequest] = []
 
-    def prompt(self, request: ChatRequest) -> Prompt:
+    def prompt(self, request: ChatRequest, turns: object = None) -> Prompt:
         self.seen.append(request)
         text = request.messages[-1].content
         tokens = self.tokenizer.encode(text, special=False)

@@ -5,6 +5,7 @@ from tiny_chat import HERMES_TEMPLATE, XML_TEMPLATE
 
 from headrace.chat.renderer import Renderer
 from headrace.chat.template import ChatTemplate
+from headrace.chat.types import ChatRequest, Message
 
 NATIVE = "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
 
@@ -41,3 +42,16 @@ def test_delimiters_are_tokens_only_where_the_vocabulary_has_them(hermes, hermes
 def test_the_turns_end_mark_ends_an_answer(marked):
     plain = Renderer.of(marked, ChatTemplate("{{ messages[0].content }}"))
     assert plain.end_ids == {marked.id_of("<|im_end|>")}
+
+
+@pytest.mark.parametrize(
+    ("test", "wanted"),
+    [("preserve_thinking", True), ("clear_thinking", False), ("drop_thinking", False)],
+)
+def test_earlier_thinking_is_kept_where_there_is_a_switch(marked, test, wanted):
+    source = f"{{{{ messages[0].content }}}} {{{{ {test} }}}}"
+    renderer = Renderer.of(marked, ChatTemplate(source))
+    user = (Message("user", "q"),)
+    assert renderer.prompt(ChatRequest(user)).text == f"q {wanted}"
+    asked = ChatRequest(user, template_args={test: not wanted})
+    assert renderer.prompt(asked).text == f"q {not wanted}"

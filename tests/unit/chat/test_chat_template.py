@@ -235,9 +235,26 @@ def test_arguments_as_text_where_the_template_wants_text():
     assert out[2]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
 
 
-def test_a_later_system_message_becomes_the_users_where_it_stands():
+def test_a_later_system_message_is_said_where_it_stands():
     out = template_messages(TALK, (), Shape(tools=True, later_system=False))
-    assert short(out)[4] == ("user", "later")
+    assert short(out)[3:] == [("tool", "42\n\n<system>\nlater\n</system>"), ("user", "r")]
+    out = template_messages([*TALK[:2], *TALK[4:]], (), Shape(tools=True, later_system=False))
+    assert short(out)[2:] == [("user", "<system>\nlater\n</system>"), ("user", "r")]
+
+
+def test_billing_lines_are_left_out():
+    line = "x-anthropic-billing-header: cc_version=2.1; cch=0f3;"
+    for shape in (Shape(), Shape(later_system=False), Shape(system=False, later_system=False)):
+        plain = template_messages([Message("system", "You are"), Message("user", "q")], (), shape)
+        for system in (
+            (Message("system", line), Message("system", "You are")),
+            (Message("system", f"{line}\n\nYou are"),),
+            (Message("system", f"{line}\nYou are"),),
+        ):
+            assert template_messages([*system, Message("user", "q")], (), shape) == plain
+    said = [Message("user", line), Message("system", line)]
+    assert short(template_messages(said, (), Shape())) == [("user", line), ("system", line)]
+    assert short(template_messages([Message("system", line)], (), Shape())) == [("system", "")]
 
 
 def test_system_text_goes_to_the_user_where_it_is_refused():

@@ -1,0 +1,189 @@
+"""Generated tokens in place of rendered text, where a turn came back as it was generated.
+
+The text of a prompt stays what the template made of the conversation. Only where a turn that is
+equal as data is written differently (JSON in calls, blank space at the edges of its parts) does the
+text as generated take the place of the text as rendered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from headrace.chat.echo import SpokenTurn, same_arguments
+from headrace.chat.tokenizer import Tokenizer
+
+MIN_CHARS = 16  # a shorter common beginning is not worth a cut in the text
+MAX_TRIES = 256  # openings looked at for one turn
+MAX_READINGS = 64  # turns read back for one prompt
+
+Read = Callable[[str, SpokenTurn], SpokenTurn]
+
+
+@dataclass(frozen=True, slots=True)
+class Splice:
+    """`tokens` and their text, in place of characters `start` to `end` of the rendered text."""
+
+    start: int
+    end: int
+    tokens: Sequence[int]
+    text: str
+
+
+class Splicer:
+    """Finds the places in one rendered prompt.
+
+    `guarded` writes a text as the rendering has it; `read` reads rendered text of a turn back;
+    `ends` are the texts that end a turn, `calls` the one that begins its calls (None where they are
+    not marked).
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        guarded: Callable[[str], str],
+        read: Read,
+        ends: Sequence[str],
+        calls: str | None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._guarded = guarded
+        self._read = read
+        self._ends = ends
+        self._calls = calls
+        self._readings = 0
+
+    def splices(
+        self, text: str, turns: Sequence[Sequence[tuple[SpokenTurn, bool]]]
+    ) -> list[Splice]:
+        """In order and apart. Each message has candidates, with whether they are equal to it."""
+        found: list[Splice] = []
+        at = 0
+        for candidates in turns:
+            best: Splice | None = None
+            for turn, equal in candidates:
+                splice = self._place(text, at, turn, equal=equal)
+                if splice is not None and (best is None or len(splice.tokens) > len(best.tokens)):
+                    best = splice
+                    if len(best.tokens) == len(turn.tokens):
+                        break
+            if best is not None:
+                found.append(best)
+                at = best.end
+        return found
+
+    def _place(self, text: str, at: int, turn: SpokenTurn, *, equal: bool) -> Splice | None:
+        said = _Text(self._tokenizer, turn.tokens, self._guarded)
+        if not said.text or not turn.opening:
+            return None
+        best: Splice | None = None
+        for start in self._starts(text, at, turn.opening):
+            lead = said.lead(text, start)
+            if text.startswith(said.text[lead:], start):
+                end = start + len(said.text) - lead
+                if self._ended(text, end):
+                    return Splice(start, end, turn.tokens, said.plain)
+            end = self._end(text, start)
+            if equal and turn.whole and self._same(text[start:end], said.text, turn):
+                return Splice(start, end, turn.tokens, said.plain)
+            partial = said.common(text, start, end)
+            if partial is not None and (best is None or len(partial.tokens) > len(best.tokens)):
+                best = partial
+        return best
+
+    def _starts(self, text: str, at: int, opening: str) -> Iterator[int]:
+        for _ in range(MAX_TRIES):
+            at = text.find(opening, at)
+            if at < 0:
+                return
+            at += len(opening)
+            yield at
+
+    def _end(self, text: str, start: int) -> int:
+        ends = (text.find(end, start) for end in self._ends)
+        return min((end for end in ends if end >= 0), default=len(text))
+
+    def _ended(self, text: str, end: int) -> bool:
+        """Whether the turn is over there: a longer text is another turn."""
+        rest = text[end : end + 64].lstrip()
+        return not rest or any(rest.startswith(mark) for mark in self._ends)
+
+    def _same(self, rendered: str, said: str, turn: SpokenTurn) -> bool:
+        if self._calls is not None:
+            before = (part.partition(self._calls)[0].split() for part in (rendered, said))
+            if next(before) != next(before):
+                return False
+        if self._readings >= MAX_READINGS:
+            return False
+        self._readings += 1
+        back = self._read(rendered, turn)
+        return (
+            back.content.strip() == turn.content.strip()
+            and back.reasoning.strip() == turn.reasoning.strip()
+            and len(back.calls) == len(turn.calls)
+            and all(
+                a.name == b.name and same_arguments(a.arguments, b.arguments)
+                for a, b in zip(back.calls, turn.calls, strict=True)
+            )
+        )
+
+
+class _Text:
+    """What tokens spell, in the form the rendered text has it."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, tokens: Sequence[int], guarded: Callable[[str], str]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._tokens = tokens
+        runs: list[str] = []
+        plain: list[str] = []
+        data = b""
+        for token in tokens:
+            if token not in tokenizer.special_ids:
+                data += tokenizer.token_bytes(token)
+                continue
+            plain.append(data.decode("utf-8", "replace"))
+            mark = tokenizer.token_bytes(token).decode("utf-8", "replace")
+            runs += [guarded(plain[-1]), mark]
+            plain.append(mark)
+            data = b""
+        plain.append(data.decode("utf-8", "replace"))
+        runs.append(guarded(plain[-1]))
+        self.plain = "".join(plain)
+        self.text = "".join(runs)
+
+    def lead(self, text: str, start: int) -> int:
+        """1 if the vocabulary puts a blank before the first word, and the text has none there."""
+        if not self._tokenizer.decoder.strip_lead or not self.text.startswith(" "):
+            return 0
+        return int(not text.startswith(" ", start))
+
+    def common(self, text: str, start: int, end: int) -> Splice | None:
+        """The tokens that spell the beginning of the text there."""
+        # Pieces of such vocabularies depend on what stands before them, and so does the rest.
+        if self._tokenizer.decoder.strip_lead or "\ufffd" in self.text or self.text != self.plain:
+            return None
+        low, high = 0, min(len(self.text), end - start)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if text.startswith(self.text[:middle], start):
+                low = middle
+            else:
+                high = middle - 1
+        if low < MIN_CHARS:
+            return None
+        limit = len(self.text[:low].encode())
+        data, count, whole = 0, 0, 0
+        spelled = self.text.encode()
+        for n, token in enumerate(self._tokens, 1):
+            data += len(self._tokenizer.token_bytes(token))
+            if data > limit:
+                break
+            if data == len(spelled) or spelled[data] & 0xC0 != 0x80:
+                count, whole = n, data
+        if not count:
+            return None
+        said = spelled[:whole].decode()
+        return Splice(start, start + len(said), self._tokens[:count], said)

@@ -1,0 +1,142 @@
+"""Where everything of a plan goes in an FTW folder: dense tensors first, then the rows of each
+layer by expert. No torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from headrace.errors import CheckpointError
+from headrace.formats.format import FLOAT32
+from headrace.weights.checkpoint import StoredTensor
+from headrace.weights.ftw_index import (
+    BLOCK,
+    KINDS,
+    PART_ALIGN,
+    Dense,
+    ExpertLayer,
+    Part,
+    Shard,
+    Span,
+    row_bytes,
+)
+from headrace.weights.names import View
+from headrace.weights.plan import Piece, WeightPlan
+
+SHARD_BYTES = 4 << 30  # a larger entry has a shard of its own
+_EXPERTS = re.compile(r"layers\.(\d+)\.experts\.(.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A part of a stored tensor that becomes `nbytes` at `offset` of an entry."""
+
+    stored: StoredTensor
+    view: View
+    offset: int
+    nbytes: int
+    widen: bool  # to float32
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is written and summed up as a whole. The checksum is not known yet."""
+
+    name: str
+    span: Span
+    copies: tuple[Copy, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Entries in the order of the files; `tensors` and `experts` still lack their checksums."""
+
+    shards: tuple[Shard, ...]
+    entries: tuple[Entry, ...]
+    tensors: dict[str, Dense]
+    experts: dict[int, ExpertLayer]
+
+
+def lay_out(plan: WeightPlan) -> Layout:
+    """Raises CheckpointError where the experts of a layer differ in a way that rows cannot have."""
+    shelf = _Shelf()
+    entries: list[Entry] = []
+    tensors: dict[str, Dense] = {}
+    stacks: dict[int, dict[str, list[Piece]]] = {}
+    for name, pieces in plan.pieces.items():
+        named = _EXPERTS.fullmatch(name)
+        if named:
+            stacks.setdefault(int(named[1]), {})[named[2]] = list(_by_expert(named[2], pieces))
+            continue
+        (piece,) = pieces
+        nbytes = plan.nbytes(name)
+        span = shelf.place(nbytes)
+        tensors[name] = Dense(piece.stored.tag, piece.view.shape, span)
+        copy = Copy(piece.stored, piece.view, 0, nbytes, widen=False)
+        entries.append(Entry(name, span, (copy,)))
+    experts: dict[int, ExpertLayer] = {}
+    for layer, stack in stacks.items():
+        parts = tuple(_parts(layer, stack))
+        rows = []
+        for expert in range(len(stack["gate"])):
+            span = shelf.place(row_bytes(parts))
+            copies = tuple(_copy(stack[p.kind][expert], p) for p in parts)
+            entries.append(Entry(f"layer {layer} expert {expert}", span, copies))
+            rows.append(span)
+        experts[layer] = ExpertLayer(parts, tuple(rows))
+    return Layout(shelf.shards(), tuple(entries), tensors, experts)
+
+
+class _Shelf:
+    """Gives out whole blocks, shard after shard."""
+
+    def __init__(self) -> None:
+        self._ends = [0]
+
+    def place(self, nbytes: int) -> Span:
+        blocks = -(-nbytes // BLOCK) * BLOCK
+        if self._ends[-1] and self._ends[-1] + blocks > SHARD_BYTES:
+            self._ends.append(0)
+        at = self._ends[-1]
+        self._ends[-1] += blocks
+        return Span(len(self._ends) - 1, at, nbytes, 0)
+
+    def shards(self) -> tuple[Shard, ...]:
+        return tuple(Shard(f"shard-{i + 1:05d}.ftw", n) for i, n in enumerate(self._ends))
+
+
+def _by_expert(kind: str, pieces: Sequence[Piece]) -> Iterator[Piece]:
+    """A stack of all experts, taken apart, or the pieces as they are."""
+    if len(pieces[0].view.shape) < (2 if kind.endswith(".bias") else 3):
+        yield from pieces
+        return
+    (piece,) = pieces
+    view = piece.view
+    for e in range(view.shape[0]):
+        own = View(view.shape[1:], view.strides[1:], view.start + e * view.strides[0])
+        yield Piece(piece.stored, own)
+
+
+def _parts(layer: int, stack: dict[str, list[Piece]]) -> Iterator[Part]:
+    at = 0
+    for kind in (k for k in KINDS if k in stack):
+        pieces = stack[kind]
+        tags = {p.stored.tag for p in pieces}
+        # Kernels want biases in float32; a layer of mixed formats is widened when it is loaded.
+        format_ = pieces[0].stored.format
+        if kind.endswith(".bias") or len(tags) > 1:
+            format_ = FLOAT32
+        shape = pieces[0].view.shape
+        if any(p.view.shape != shape for p in pieces):
+            raise CheckpointError(f"layer {layer}: experts differ in {kind}", expected="one shape")
+        nbytes = prod(shape) * format_.element_bytes
+        yield Part(kind, format_.tag, shape, at, nbytes)
+        at = -(-(at + nbytes) // PART_ALIGN) * PART_ALIGN
+
+
+def _copy(piece: Piece, part: Part) -> Copy:
+    widen = part.tag != piece.stored.tag
+    return Copy(piece.stored, piece.view, part.offset, part.nbytes, widen)
