@@ -66,12 +66,28 @@ void conv(Pool& pool, Address x, std::int64_t tokens, std::int64_t x_stride, std
 void delta(Pool& pool, Address q, Address k, Address v, std::int64_t q_stride,
            std::int64_t k_stride, std::int64_t v_stride, Address decay, Address beta, Address out,
            int sequences, Address offsets, Address slots, Address state, int key_heads,
-           int value_heads, int key_dim, int value_dim, bool normalize, float scale) {
+           int value_heads, int key_dim, int value_dim, bool normalize, float scale, bool tiled) {
     make(pool, headrace::delta,
-         {at<float>(q), at<float>(k), at<float>(v), q_stride, k_stride, v_stride, at<float>(decay),
-          at<float>(beta), at<float>(out), sequences, at<std::int32_t>(offsets),
-          at<std::int32_t>(slots), at<float>(state), key_heads, value_heads, key_dim, value_dim,
-          normalize, scale});
+         {at<float>(q),
+          at<float>(k),
+          at<float>(v),
+          q_stride,
+          k_stride,
+          v_stride,
+          at<float>(decay),
+          at<float>(beta),
+          at<float>(out),
+          sequences,
+          at<std::int32_t>(offsets),
+          at<std::int32_t>(slots),
+          at<float>(state),
+          key_heads,
+          value_heads,
+          key_dim,
+          value_dim,
+          normalize,
+          scale,
+          tiled});
 }
 
 void route(Pool& pool, Address logits, std::int64_t tokens, int experts, int top_k, int score,
@@ -104,7 +120,7 @@ void bind_mixers(nb::module_&, nb::class_<Pool>& pool) {
         .def("delta", &delta, nb::kw_only(), "q"_a, "k"_a, "v"_a, "q_stride"_a, "k_stride"_a,
              "v_stride"_a, "decay"_a, "beta"_a, "out"_a, "sequences"_a, "offsets"_a, "slots"_a,
              "state"_a, "key_heads"_a, "value_heads"_a, "key_dim"_a, "value_dim"_a, "normalize"_a,
-             "scale"_a, Released())
+             "scale"_a, "tiled"_a = false, Released())
         .def("route", &route, nb::kw_only(), "logits"_a, "tokens"_a, "experts"_a, "top_k"_a,
              "score"_a, "bias"_a, "groups"_a, "keep_groups"_a, "renormalize"_a, "renorm_eps"_a,
              "scale"_a, "ids"_a, "weights"_a, Released());

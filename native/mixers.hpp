@@ -162,6 +162,7 @@ struct Delta {
     int value_dim;
     bool normalize;
     float scale;
+    bool tiled = false;  // value head i uses key head i % key_heads
 };
 
 struct Route {

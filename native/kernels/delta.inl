@@ -161,7 +161,7 @@ inline void delta_piece(const Delta& c, int sequence, int head, int first, int l
                         std::byte* scratch) {
     float* block = reinterpret_cast<float*>(scratch);
     float* keys = block + static_cast<std::int64_t>(c.key_dim) * Delta::kColumns;
-    const int key_head = head / (c.value_heads / c.key_heads);
+    const int key_head = c.tiled ? head % c.key_heads : head / (c.value_heads / c.key_heads);
     float* state = c.state + (static_cast<std::int64_t>(c.slots[sequence]) * c.value_heads + head) *
                                  c.key_dim * c.value_dim;
     const std::int64_t end = c.offsets[sequence + 1];

@@ -372,12 +372,13 @@ class Pool:
         value_dim: int,
         normalize: bool,
         scale: float,
+        tiled: bool = False,
     ) -> None:
         """Gated delta rule, token by token: S *= exp(decay); S += k (beta (v - k.S))^T; out =
         (scale q).S.
 
         decay, beta: float32 [tokens, value_heads] (decay <= 0, the log). Value head i uses key head
-        i // (value_heads/key_heads).
+        i // (value_heads/key_heads), or i % key_heads if tiled.
         normalize: q and k are divided by sqrt(sum of squares + 1e-6) first. state: float32 [slots,
         value_heads, key_dim, value_dim].
         """

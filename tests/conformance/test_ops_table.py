@@ -165,7 +165,7 @@ def delta(r: Random) -> Iterator[Case]:
         v = r.strided(tokens, heads, value)
         decay, beta = -r.normal(tokens, heads).abs(), r.normal(tokens, heads).sigmoid()
         before = r.normal(len(lengths), heads, width, value)
-        for normalize in (True, False):
+        for normalize, tiled in ((True, False), (False, True)):
 
             def case(
                 ops: Ops,
@@ -174,10 +174,10 @@ def delta(r: Random) -> Iterator[Case]:
                 spans: Spans = spans,
                 *,
                 normalize: bool = normalize,
+                tiled: bool = tiled,
             ) -> Results:
                 state = before.clone()
-                q, k, v, decay, beta = a
-                y = ops.delta(q, k, v, decay, beta, state, spans, normalize=normalize, scale=0.4)
+                y = ops.delta(*a, state, spans, normalize=normalize, scale=0.4, tiled=tiled)
                 return y, state
 
             yield case

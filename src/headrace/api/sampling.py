@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,23 @@ def checkpoint_defaults(folder: Path) -> Sampling:
         for name in known
         if isinstance(config.get(name), int | float) and not isinstance(config[name], bool)
     }
+    return dataclasses.replace(Sampling(), **values)
+
+
+def gguf_defaults(metadata: Mapping[str, Any]) -> Sampling:
+    """Sampling as the file's `general.sampling` keys propose it."""
+    known = {
+        "temp": "temperature",
+        "top_k": "top_k",
+        "top_p": "top_p",
+        "min_p": "min_p",
+        "penalty_repeat": "repetition_penalty",
+    }
+    values: dict[str, Any] = {}
+    for key, name in known.items():
+        value = metadata.get(f"general.sampling.{key}")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            values[name] = value
     return dataclasses.replace(Sampling(), **values)
 
 

@@ -7,7 +7,7 @@ are left to the template, which reads them in earlier answers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from headrace.chat.conversation import template_messages, tool_dict
 from headrace.chat.detokenizer import Detokenizer
 from headrace.chat.echo import EchoStore, SpokenTurn
+from headrace.chat.gguf import templates_of, tokenizer_of
 from headrace.chat.grammar import (
     GrammarConstraint,
     Reasoning,
@@ -49,6 +50,14 @@ class Renderer:
         """Raises CheckpointError if a file is missing, corrupt or of an unknown kind."""
         tokenizer = Tokenizer.from_folder(folder)
         return cls.of(tokenizer, ChatTemplate.from_folder(folder, tokenizer))
+
+    @classmethod
+    def from_gguf(
+        cls, metadata: Mapping[str, Any], config: Mapping[str, Any], name: str
+    ) -> Renderer:
+        """From what a GGUF file says; raises CheckpointError as `from_folder` does."""
+        tokenizer = tokenizer_of(metadata, config, name)
+        return cls.of(tokenizer, ChatTemplate.of(templates_of(metadata), tokenizer))
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, template: ChatTemplate | None) -> Renderer:

@@ -79,8 +79,12 @@ class ChatTemplate:
 
         Raises CheckpointError for a template that cannot be read or parsed.
         """
+        return cls.of(_stored_templates(folder, tokenizer.files.config), tokenizer)
+
+    @classmethod
+    def of(cls, templates: Mapping[str, str], tokenizer: Tokenizer) -> ChatTemplate | None:
+        """From texts by name (`default`, `tool_use`); ChatML or None where there are none."""
         named = tokenizer.files.named
-        templates = _stored_templates(folder, tokenizer.files.config)
         source = templates.get("default")
         if source is None and templates:
             source = next(iter(templates.values()))

@@ -19,16 +19,17 @@ if TYPE_CHECKING:
     from headrace.engine.client import EngineClient
     from headrace.engine.engine import Engine
     from headrace.engine.request import Sampling
+    from headrace.weights.checkpoint import Checkpoint
 
 Progress = Callable[[int, int], None]
-WHAT_WORKS = "a folder with config.json and safetensors files, or `demo`"
+WHAT_WORKS = "a folder with config.json and safetensors files, a GGUF file, or `demo`"
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model ready to answer."""
+    """A model ready to answer. `path`: its folder, or its GGUF file."""
 
-    folder: Path
+    path: Path
     name: str
     session: Session
     client: EngineClient
@@ -37,7 +38,7 @@ class Loaded:
 
 
 def resolve(model: str, progress: Progress) -> Path:
-    """The folder of a model; builds the demo model if it is not there yet.
+    """The folder or GGUF file of a model; builds the demo model if it is not there yet.
 
     Raises ConfigError for what cannot be served by this version, CheckpointError for what is not
     there.
@@ -52,10 +53,9 @@ def resolve(model: str, progress: Progress) -> Path:
     if path.is_file():
         if path.name in ("config.json", "model.safetensors") or path.suffix == ".safetensors":
             return path.parent
-        kind = "a GGUF file" if path.suffix == ".gguf" else "a file"
-        raise ConfigError(
-            f"{model} is {kind}, which this version cannot serve", expected=WHAT_WORKS
-        )
+        if path.suffix == ".gguf":
+            return path
+        raise ConfigError(f"{model} is a file that cannot be served", expected=WHAT_WORKS)
     hub_id = model.count("/") == 1 and not model.startswith((".", "/", "~"))
     if hub_id:
         raise ConfigError(
@@ -69,21 +69,26 @@ def resolve(model: str, progress: Progress) -> Path:
 @contextlib.contextmanager
 def loaded(model: str, config: EngineConfig, progress: Progress) -> Iterator[Loaded]:
     """A loaded model, closed at the end. Raises CheckpointError, ConfigError, CapacityError."""
-    folder = resolve(model, progress)
-    made = load(folder, config, progress, name=model if model == "demo" else folder.resolve().name)
+    path = resolve(model, progress)
+    made = load(path, config, progress, name=name_of(model, path))
     try:
         yield made
     finally:
         made.client.close()
 
 
-def load(folder: Path, config: EngineConfig, progress: Progress, *, name: str) -> Loaded:
+def name_of(model: str, path: Path) -> str:
+    """What a server calls the model."""
+    return model if model == "demo" else path.resolve().name.removesuffix(".gguf")
+
+
+def load(path: Path, config: EngineConfig, progress: Progress, *, name: str) -> Loaded:
     """Reads weights, tokenizer and template at the same time; the disk starts before torch does."""
     from headrace.engine.opening import open_engine  # noqa: PLC0415 start-up time
 
-    opening = open_engine(folder, config, home=home())
+    opening = open_engine(path, config, home=home())
     try:
-        side = _Side(folder)
+        side = _Side(path, opening.source.checkpoint)
         with lasting():
             from headrace.engine.client import EngineClient  # noqa: PLC0415 start-up time
             from headrace.engine.engine import Engine  # noqa: PLC0415 torch takes seconds
@@ -95,25 +100,35 @@ def load(folder: Path, config: EngineConfig, progress: Progress, *, name: str) -
         raise
     client = EngineClient(engine)
     session = side.session(client, engine.context)
-    return Loaded(folder, name, session, client, engine, side.defaults())
+    return Loaded(path, name, session, client, engine, side.defaults())
 
 
 class _Side:
     """Tokenizer and template, read on another thread while the weights come."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, path: Path, checkpoint: Checkpoint) -> None:
+        self._path, self._checkpoint = path, checkpoint
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
     def _work(self) -> None:
-        from headrace.api.sampling import checkpoint_defaults  # noqa: PLC0415 start-up time
+        from headrace.api.sampling import (  # noqa: PLC0415 start-up time
+            checkpoint_defaults,
+            gguf_defaults,
+        )
         from headrace.chat.renderer import Renderer  # noqa: PLC0415 start-up time
+        from headrace.weights.gguf_checkpoint import GgufCheckpoint  # noqa: PLC0415 start-up time
 
+        checkpoint = self._checkpoint
         try:
-            self._renderer = Renderer.from_folder(self._folder)
-            self._defaults = checkpoint_defaults(self._folder)
+            if isinstance(checkpoint, GgufCheckpoint):
+                said = checkpoint.metadata
+                self._renderer = Renderer.from_gguf(said, checkpoint.config, str(checkpoint.path))
+                self._defaults = gguf_defaults(said)
+            else:
+                self._renderer = Renderer.from_folder(self._path)
+                self._defaults = checkpoint_defaults(self._path)
         except Exception as error:  # raised again where the result is asked for
             self._error = error
 

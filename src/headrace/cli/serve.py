@@ -121,7 +121,7 @@ def _serve(
     from headrace.api.served import Served  # noqa: PLC0415 start-up time
     from headrace.api.server import Ready, bind, run  # noqa: PLC0415 start-up time
     from headrace.cli.meter import Meter  # noqa: PLC0415 start-up time
-    from headrace.cli.model import load, resolve  # noqa: PLC0415 start-up time
+    from headrace.cli.model import load, name_of, resolve  # noqa: PLC0415 start-up time
 
     assert isinstance(door, Door)
     sock = bind(host, port)
@@ -133,7 +133,7 @@ def _serve(
     def prepare() -> Ready:
         with Meter("loading") as meter:
             folder = resolve(model, meter.show)
-            name = model if model == "demo" else folder.resolve().name
+            name = name_of(model, folder)
             made = load(folder, engine, meter.show, name=name)
         served = Served(
             names.listed(name),

@@ -27,6 +27,7 @@ class AttentionBlock:
         normed = spec.qk_norm != QkNorm.NONE
         self._q_norm = scope.vector("q_norm") if normed else None
         self._k_norm = scope.vector("k_norm") if normed else None
+        self._interleaved = spec.rope is not None and spec.rope.interleaved
         self._sinks = scope.vector("sinks") if spec.sinks else None
 
     def __call__(self, x_TD: Tensor, spans: Spans, pool: KvPool, angles: Angles | None) -> Tensor:
@@ -46,8 +47,8 @@ class AttentionBlock:
             for part in (q, k, v):
                 ops.clamp(part, spec.clip)
         if angles is not None:
-            ops.rope(q, *angles)
-            ops.rope(k, *angles)
+            for part in (q, k):
+                ops.rope(part, *angles, interleaved=self._interleaved)
         ops.store_kv(k, pool.keys, spans.kv_slots_T)
         ops.store_kv(v, pool.values, spans.kv_slots_T)
         out_THV = ops.attention(

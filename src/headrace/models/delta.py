@@ -24,7 +24,9 @@ class DeltaBlock:
         self._spec, self._ops, self._eps = spec, ops, model.eps
         self._project = scope.linear("qkv", "z", "b", "a")
         self._conv = scope.vector("conv")
-        self._rate, self._dt_bias = decay_rate(scope.vector("a_log")), scope.vector("dt_bias")
+        stored = scope.vector("rate" if spec.rate else "a_log")
+        self._rate = stored.double() if spec.rate else decay_rate(stored)
+        self._dt_bias = scope.vector("dt_bias")
         self._norm = scope.vector("delta_norm")
         self._out = scope.linear("o")
 
@@ -51,6 +53,7 @@ class DeltaBlock:
             spans,
             normalize=True,
             scale=keys**-0.5,
+            tiled=spec.tiled,
         )
         gate = z.as_strided((tokens, heads, values), (y_TN.stride(0), values, 1))
         out_THV = ops.gated_rms_norm(out_THV, gate, self._norm, self._eps)

@@ -161,7 +161,7 @@ def read_rope(fields: Fields, head_dim: int, *, theta: float, partial: float = 1
     scaling = _scaling(table, kind_key, context)
     # With text alone the three position axes of multimodal rope are one, which makes it plain rope.
     table.finish("mrope_section", "mrope_interleaved")
-    return Rope(theta, rotated, scaling)
+    return Rope(theta, rotated, scaling, fields.flag("rope_interleave", default=False))
 
 
 def _scaling(

@@ -54,7 +54,7 @@ def _delta(hidden: int, d: DeltaRule) -> Shapes:
         "b": (d.value_heads, hidden),
         "a": (d.value_heads, hidden),
         "conv": (d.channels, d.kernel),
-        "a_log": (d.value_heads,),
+        "rate" if d.rate else "a_log": (d.value_heads,),
         "dt_bias": (d.value_heads,),
         "delta_norm": (d.value_dim,),
         "o": (hidden, values),

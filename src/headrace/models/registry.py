@@ -10,25 +10,29 @@ from headrace.errors import CheckpointError
 from headrace.models.families import gpt_oss, mixtral, olmoe, qwen3_5_moe, qwen3_moe
 from headrace.models.fields import Fields
 from headrace.models.spec import ModelSpec
-from headrace.weights.checkpoint import Checkpoint
+from headrace.weights.checkpoint import GGUF, PUBLISHED, Checkpoint
 from headrace.weights.names import NameMap
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How one architecture's config and tensor names are read."""
+    """How one architecture's config and tensor names are read; `names`: by dialect."""
 
     spec_from: Callable[[Fields], ModelSpec]
-    names: NameMap
+    names: Mapping[str, NameMap]
+
+
+def _family(spec_from: Callable[[Fields], ModelSpec], published: NameMap, gguf: NameMap) -> Family:
+    return Family(spec_from, {PUBLISHED: published, GGUF: gguf})
 
 
 FAMILIES: Mapping[str, Family] = {
-    "gpt_oss": Family(gpt_oss.spec_from, gpt_oss.NAMES),
-    "mixtral": Family(mixtral.spec_from, mixtral.NAMES),
-    "olmoe": Family(olmoe.spec_from, olmoe.NAMES),
-    "qwen3_5_moe": Family(qwen3_5_moe.spec_from, qwen3_5_moe.NAMES),
-    "qwen3_5_moe_text": Family(qwen3_5_moe.spec_from, qwen3_5_moe.NAMES),
-    "qwen3_moe": Family(qwen3_moe.spec_from, qwen3_moe.NAMES),
+    "gpt_oss": _family(gpt_oss.spec_from, gpt_oss.NAMES, gpt_oss.GGUF_NAMES),
+    "mixtral": _family(mixtral.spec_from, mixtral.NAMES, mixtral.GGUF_NAMES),
+    "olmoe": _family(olmoe.spec_from, olmoe.NAMES, olmoe.GGUF_NAMES),
+    "qwen3_5_moe": _family(qwen3_5_moe.spec_from, qwen3_5_moe.NAMES, qwen3_5_moe.GGUF_NAMES),
+    "qwen3_5_moe_text": _family(qwen3_5_moe.spec_from, qwen3_5_moe.NAMES, qwen3_5_moe.GGUF_NAMES),
+    "qwen3_moe": _family(qwen3_moe.spec_from, qwen3_moe.NAMES, qwen3_moe.GGUF_NAMES),
 }
 
 
@@ -37,16 +41,18 @@ def family_of(checkpoint: Checkpoint) -> tuple[Family, ModelSpec]:
     are.
     """
     config = checkpoint.config
+    file = checkpoint.path / "config.json" if checkpoint.dialect != GGUF else checkpoint.path
+    where = str(file)
     word = config.get("model_type")
     if not isinstance(word, str) or word not in FAMILIES:
         shown = word if isinstance(word, str) else config.get("architectures")
         raise CheckpointError(
-            f"{checkpoint.path / 'config.json'}: architecture {shown!r} is not supported",
+            f"{where}: architecture {shown!r} is not supported",
             expected="one of " + ", ".join(sorted(FAMILIES)),
             fix="choose a model of a supported architecture",
         )
     family = FAMILIES[word]
-    fields = Fields(_text_part(config), str(checkpoint.path / "config.json"))
+    fields = Fields(_text_part(config), where)
     spec = family.spec_from(fields)
     fields.finish()
     return family, spec

@@ -13,10 +13,10 @@ from headrace.models.needs import needs_of
 from headrace.models.registry import family_of
 from headrace.models.spec import ModelSpec
 from headrace.planning.facts import ModelFacts
-from headrace.weights.checkpoint import Checkpoint, open_checkpoint
-from headrace.weights.ftw import FtwCheckpoint
+from headrace.weights.checkpoint import CANONICAL, Checkpoint
 from headrace.weights.loader import Reading
 from headrace.weights.names import canonical_names
+from headrace.weights.open import open_checkpoint
 from headrace.weights.plan import WeightPlan, plan_weights
 
 
@@ -39,7 +39,8 @@ def open_model(path: Path) -> ModelSource:
     checkpoint = open_checkpoint(path)
     family, spec = family_of(checkpoint)
     needs = needs_of(spec)
-    names = canonical_names(needs) if isinstance(checkpoint, FtwCheckpoint) else family.names
+    own = checkpoint.dialect == CANONICAL
+    names = canonical_names(needs) if own else family.names[checkpoint.dialect]
     spare = frozenset({"head"}) if spec.tied else frozenset[str]()
     plan = plan_weights(checkpoint, names, needs, spare)
     return ModelSource(checkpoint, spec, plan, facts_of(spec, plan))

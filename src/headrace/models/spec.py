@@ -82,13 +82,19 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class DeltaRule:
-    """Gated DeltaNet behind a short causal convolution."""
+    """Gated DeltaNet behind a short causal convolution.
+
+    `tiled`: value head i uses key head i % key_heads, not i // (value_heads / key_heads). `rate`:
+    the decay is stored as -exp(A_log).
+    """
 
     key_heads: int
     value_heads: int
     key_dim: int
     value_dim: int
     kernel: int
+    tiled: bool = False
+    rate: bool = False
 
     @property
     def channels(self) -> int:

@@ -256,6 +256,7 @@ class DeltaOp(Protocol):
         *,
         normalize: bool,
         scale: float,
+        tiled: bool = False,
     ) -> Tensor:
         """Gated delta rule, [T, H, V]; state [slots, H, D, V] is read and updated."""
         ...

@@ -15,6 +15,7 @@ from headrace.formats.format import BY_TAG, Format
 from headrace.weights.safetensors import read_table
 
 MAX_CONFIG_BYTES = 16 << 20
+PUBLISHED, GGUF, CANONICAL = "published", "gguf", "canonical"  # dialects
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,14 @@ class StoredTensor:
 
 
 class Checkpoint(Protocol):
-    """Config and tensor table of a model folder, whatever its files are."""
+    """Config and tensor table of a model, whatever its files are. `dialect`: whose tensor names
+    they have.
+    """
 
     @property
     def path(self) -> Path: ...
+    @property
+    def dialect(self) -> str: ...
     @property
     def config(self) -> Mapping[str, Any]: ...
     @property
@@ -61,23 +66,13 @@ class SafetensorsCheckpoint:
     path: Path
     config: Mapping[str, Any]
     tensors: Mapping[str, StoredTensor]
+    dialect: str = PUBLISHED
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_safetensors(path: Path) -> SafetensorsCheckpoint:
     """Reads config and headers only. Raises CheckpointError on anything missing, torn or
     malformed.
     """
-    from headrace.weights.ftw import is_ftw, open_ftw  # noqa: PLC0415 it needs this module
-
-    if is_ftw(path):
-        return open_ftw(path)
-    if not path.is_dir():
-        found = "is a file" if path.exists() else "does not exist"
-        raise CheckpointError(
-            f"{path} {found}",
-            expected="a folder with config.json and .safetensors files",
-            fix="check the path",
-        )
     config = read_json(path / "config.json", MAX_CONFIG_BYTES)
     tensors: dict[str, StoredTensor] = {}
     for file, wanted in _files(path).items():

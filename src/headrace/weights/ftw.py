@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import CheckpointError
-from headrace.weights.checkpoint import MAX_CONFIG_BYTES, StoredTensor, read_json
+from headrace.weights.checkpoint import CANONICAL, MAX_CONFIG_BYTES, StoredTensor, read_json
 from headrace.weights.ftw_index import INDEX, Index, parse
 
 JOURNAL = "ftw.journal"  # there while a conversion is not finished
@@ -24,6 +24,7 @@ class FtwCheckpoint:
     config: Mapping[str, Any]
     tensors: Mapping[str, StoredTensor]
     index: Index
+    dialect: str = CANONICAL
 
 
 def is_ftw(path: Path) -> bool:

@@ -47,6 +47,7 @@ class Layout(Enum):
     HALVES = "rows of [.., 2N, K]: the first N, the last N"
     EVEN_ODD = "rows of [.., 2N, K]: the even ones, the odd ones"
     EVEN_ODD_LAST = "[.., 2N]: the even elements, the odd ones"
+    ONE_ROW = "[K] or [1, K] -> [1, K]"
     DROP_MIDDLE = "[N, 1, K] -> [N, K]"
 
 
@@ -68,6 +69,10 @@ def _every_other(axis: int) -> Callable[[View], tuple[View, ...]]:
     return split
 
 
+def _one_row(v: View) -> tuple[View, ...]:
+    return (v,) if len(v.shape) > 1 else (View((1, *v.shape), (v.shape[0], *v.strides), v.start),)
+
+
 def _drop_middle(v: View) -> tuple[View, ...]:
     return (View((v.shape[0], v.shape[2]), (v.strides[0], v.strides[2]), v.start),)
 
@@ -77,6 +82,7 @@ _LAYOUTS: dict[Layout, tuple[int, Callable[[View], tuple[View, ...]]]] = {
     Layout.HALVES: (2, _halves),
     Layout.EVEN_ODD: (2, _every_other(-2)),
     Layout.EVEN_ODD_LAST: (1, _every_other(-1)),
+    Layout.ONE_ROW: (1, _one_row),
     Layout.DROP_MIDDLE: (3, _drop_middle),
 }
 

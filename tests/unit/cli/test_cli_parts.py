@@ -98,8 +98,10 @@ def test_a_model_may_be_named_by_a_file_in_its_folder(tmp_path):
     assert model.resolve(str(config), no_progress) == tmp_path
     gguf = tmp_path / "m.gguf"
     gguf.write_bytes(b"")
-    with pytest.raises(ConfigError, match="GGUF"):
-        model.resolve(str(gguf), no_progress)
+    assert model.resolve(str(gguf), no_progress) == gguf
+    (tmp_path / "m.txt").write_text("")
+    with pytest.raises(ConfigError, match="cannot be served"):
+        model.resolve(str(tmp_path / "m.txt"), no_progress)
     with pytest.raises(CheckpointError):
         model.resolve(str(tmp_path / "nothing"), no_progress)
 

@@ -133,7 +133,7 @@ def test_any_view_through_any_window(tmp_path: Path, data: st.DataObject) -> Non
 
 
 def open_table(path: Path) -> dict:
-    from headrace.weights.checkpoint import open_checkpoint
+    from headrace.weights.open import open_checkpoint
 
     return dict(open_checkpoint(path).tensors)
 

@@ -16,9 +16,9 @@ from weights_files import save
 from headrace import _native
 from headrace.errors import CheckpointError
 from headrace.weights.arena import Arena
-from headrace.weights.checkpoint import open_checkpoint
 from headrace.weights.loader import Reading
 from headrace.weights.names import Layout, NameMap, rule
+from headrace.weights.open import open_checkpoint
 from headrace.weights.plan import WeightPlan, plan_weights
 from headrace.weights.views import tensors_of
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from weights_files import save
 
 from headrace.errors import CheckpointError
-from headrace.weights.checkpoint import open_checkpoint
 from headrace.weights.names import Layout, NameMap, View, rule, views_of
+from headrace.weights.open import open_checkpoint
 from headrace.weights.plan import WeightPlan, plan_weights
 
 NAMES = NameMap(
@@ -145,7 +145,7 @@ def test_folders_that_are_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="does not exist"):
         open_checkpoint(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="is a file"):
+    with pytest.raises(CheckpointError, match="is another file"):
         open_checkpoint(tmp_path / "file")
     with pytest.raises(CheckpointError, match=r"config\.json is missing"):
         open_checkpoint(tmp_path)

@@ -7,9 +7,11 @@ from typing import Any
 
 from headrace.models.fields import Fields
 from headrace.models.spec import Attention, LayerSpec, ModelSpec
-from headrace.weights.names import Rule, rule
+from headrace.weights.names import Layout, Rule, rule
 
 _L = "layers.{layer}"
+_KINDS = ("gate", "up", "down")
+_PARTS = (("weight", ""), ("bias", ".bias"))
 
 BODY = (
     rule("embed_tokens.weight", "embed"),
@@ -26,7 +28,38 @@ QK_NORM = (
     rule(f"{_L}.self_attn.q_norm.weight", f"{_L}.q_norm"),
     rule(f"{_L}.self_attn.k_norm.weight", f"{_L}.k_norm"),
 )
-FFN = tuple(rule(f"{_L}.mlp.{n}_proj.weight", f"{_L}.dense.{n}") for n in ("gate", "up", "down"))
+FFN = tuple(rule(f"{_L}.mlp.{n}_proj.weight", f"{_L}.dense.{n}") for n in _KINDS)
+
+# The names that GGUF files have; a shared expert's gate is a vector there.
+_G = "blk.{layer}"
+GGUF_BODY = (
+    rule("token_embd.weight", "embed"),
+    rule("output_norm.weight", "norm"),
+    rule("output.weight", "head"),
+    rule(f"{_G}.attn_norm.weight", f"{_L}.mixer_norm"),
+    rule(f"{_G}.ffn_norm.weight", f"{_L}.ffn_norm"),
+    rule(f"{_G}.post_attention_norm.weight", f"{_L}.ffn_norm"),
+)
+GGUF_ATTENTION = (
+    *(rule(f"{_G}.attn_{n}.{part}", f"{_L}.{n}{end}") for n in "qkv" for part, end in _PARTS),
+    *(rule(f"{_G}.attn_output.{part}", f"{_L}.o{end}") for part, end in _PARTS),
+    *(rule(f"{_G}.attn_{n}_norm.weight", f"{_L}.{n}_norm") for n in "qk"),
+)
+GGUF_FFN = tuple(rule(f"{_G}.ffn_{n}.weight", f"{_L}.dense.{n}") for n in _KINDS)
+GGUF_MOE = (
+    *(rule(f"{_G}.ffn_gate_inp.{part}", f"{_L}.router{end}") for part, end in _PARTS),
+    *(
+        rule(f"{_G}.ffn_{n}_exps.{part}", f"{_L}.experts.{n}{end}")
+        for n in _KINDS
+        for part, end in _PARTS
+    ),
+    rule(
+        f"{_G}.ffn_gate_up_exps.weight",
+        f"{_L}.experts.gate",
+        f"{_L}.experts.up",
+        layouts=(Layout.HALVES,),
+    ),
+)
 
 
 def per_expert(stem: str, gate: str, up: str, down: str) -> tuple[Rule, ...]:

@@ -8,6 +8,9 @@ from __future__ import annotations
 from headrace.models.families.common import (
     ATTENTION,
     BODY,
+    GGUF_ATTENTION,
+    GGUF_BODY,
+    GGUF_MOE,
     attention_of,
     experts_of,
     head_dim_of,
@@ -44,6 +47,14 @@ NAMES = NameMap(
         rule(f"{_L}.mlp.experts.down_proj_bias", f"{_E}.down.bias"),
     ),
     prefixes=("model.",),
+)
+GGUF_NAMES = NameMap(
+    (
+        *GGUF_BODY,
+        *GGUF_ATTENTION,
+        *GGUF_MOE,
+        rule("blk.{layer}.attn_sinks.weight", f"{_L}.sinks"),
+    ),
 )
 _KINDS = ("sliding_attention", "full_attention")
 

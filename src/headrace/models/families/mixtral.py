@@ -5,6 +5,9 @@ from __future__ import annotations
 from headrace.models.families.common import (
     ATTENTION,
     BODY,
+    GGUF_ATTENTION,
+    GGUF_BODY,
+    GGUF_MOE,
     attention_of,
     experts_of,
     head_dim_of,
@@ -26,6 +29,18 @@ NAMES = NameMap(
         rule("layers.{layer}.block_sparse_moe.gate.weight", "layers.{layer}.router"),
     ),
     prefixes=("model.",),
+)
+# Files of 2024 hold experts one by one.
+GGUF_NAMES = NameMap(
+    (
+        *GGUF_BODY,
+        *GGUF_ATTENTION,
+        *GGUF_MOE,
+        *(
+            rule(f"blk.{{layer}}.ffn_{n}.{{expert}}.weight", f"layers.{{layer}}.experts.{n}")
+            for n in ("gate", "up", "down")
+        ),
+    ),
 )
 
 

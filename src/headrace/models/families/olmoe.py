@@ -5,6 +5,9 @@ from __future__ import annotations
 from headrace.models.families.common import (
     ATTENTION,
     BODY,
+    GGUF_ATTENTION,
+    GGUF_BODY,
+    GGUF_MOE,
     QK_NORM,
     attention_of,
     experts_of,
@@ -29,6 +32,7 @@ NAMES = NameMap(
     ),
     prefixes=("model.",),
 )
+GGUF_NAMES = NameMap((*GGUF_BODY, *GGUF_ATTENTION, *GGUF_MOE))
 
 
 def spec_from(fields: Fields) -> ModelSpec:

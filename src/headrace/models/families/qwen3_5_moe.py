@@ -8,6 +8,9 @@ from __future__ import annotations
 from headrace.models.families.common import (
     ATTENTION,
     BODY,
+    GGUF_ATTENTION,
+    GGUF_BODY,
+    GGUF_MOE,
     QK_NORM,
     attention_of,
     experts_of,
@@ -52,6 +55,25 @@ NAMES = NameMap(
     prefixes=("model.language_model.", "model."),
     skipped=("mtp.", "model.visual."),
 )
+_G = "blk.{layer}"
+GGUF_NAMES = NameMap(
+    (
+        *GGUF_BODY,
+        *GGUF_ATTENTION,
+        *GGUF_MOE,
+        rule(f"{_G}.attn_qkv.weight", f"{_L}.qkv"),
+        rule(f"{_G}.attn_gate.weight", f"{_L}.z"),
+        rule(f"{_G}.ssm_beta.weight", f"{_L}.b"),
+        rule(f"{_G}.ssm_alpha.weight", f"{_L}.a"),
+        rule(f"{_G}.ssm_conv1d.weight", f"{_L}.conv"),
+        rule(f"{_G}.ssm_a", f"{_L}.rate"),
+        rule(f"{_G}.ssm_dt.bias", f"{_L}.dt_bias"),
+        rule(f"{_G}.ssm_norm.weight", f"{_L}.delta_norm"),
+        rule(f"{_G}.ssm_out.weight", f"{_L}.o"),
+        *(rule(f"{_G}.ffn_{n}_shexp.weight", f"{_L}.shared.{n}") for n in ("gate", "up", "down")),
+        rule(f"{_G}.ffn_gate_inp_shexp.weight", f"{_L}.shared_gate", layouts=(Layout.ONE_ROW,)),
+    ),
+)
 _KINDS = ("linear_attention", "full_attention")
 
 
@@ -76,6 +98,8 @@ def spec_from(fields: Fields) -> ModelSpec:
         key_dim=fields.count("linear_key_head_dim"),
         value_dim=fields.count("linear_value_head_dim"),
         kernel=fields.count("linear_conv_kernel_dim", low=2),
+        tiled=fields.flag("value_heads_tiled", default=False),
+        rate=fields.flag("decay_as_rate", default=False),
     )
     moe = Moe(
         experts=experts_of(fields),
@@ -85,4 +109,5 @@ def spec_from(fields: Fields) -> ModelSpec:
         shared=SharedExpert(fields.count("shared_expert_intermediate_size"), gated=True),
     )
     layers = [LayerSpec(delta if kind == _KINDS[0] else attention, moe) for kind in kinds]
-    return model_of(fields, "qwen3_5_moe", layers, norm_plus_one=True)
+    plus_one = not fields.flag("norms_hold_one", default=False)
+    return model_of(fields, "qwen3_5_moe", layers, norm_plus_one=plus_one)

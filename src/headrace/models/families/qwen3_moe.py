@@ -6,6 +6,10 @@ from headrace.models.families.common import (
     ATTENTION,
     BODY,
     FFN,
+    GGUF_ATTENTION,
+    GGUF_BODY,
+    GGUF_FFN,
+    GGUF_MOE,
     QK_NORM,
     attention_of,
     experts_of,
@@ -31,6 +35,7 @@ NAMES = NameMap(
     ),
     prefixes=("model.",),
 )
+GGUF_NAMES = NameMap((*GGUF_BODY, *GGUF_ATTENTION, *GGUF_FFN, *GGUF_MOE))
 
 
 def spec_from(fields: Fields) -> ModelSpec:

@@ -27,6 +27,7 @@ class NativeDelta:
         *,
         normalize: bool,
         scale: float,
+        tiled: bool = False,
     ) -> Tensor:
         tokens, value_heads, value_dim = v_THV.shape
         key_heads, key_dim = k_TGD.shape[1:]
@@ -52,5 +53,6 @@ class NativeDelta:
             value_dim=value_dim,
             normalize=normalize,
             scale=scale,
+            tiled=tiled,
         )
         return out

@@ -21,19 +21,23 @@ def delta(
     *,
     normalize: bool,
     scale: float,
+    tiled: bool = False,
 ) -> Tensor:
     """S *= exp(decay); S += k (beta (v - k.S))^T; out = (scale q).S, per value head; [T, H, V].
 
-    Value head i uses key head i // (H / G). `normalize`: q and k are first divided by sqrt(sum of
-    squares + 1e-6).
+    Value head i uses key head i // (H / G), or i % G if `tiled`. `normalize`: q and k are first
+    divided by sqrt(sum of squares + 1e-6).
     """
     repeat = v_THV.shape[1] // k_TGD.shape[1]
     q, k = q_TGD.float(), k_TGD.float()
     if normalize:
         q = q * torch.rsqrt(q.square().sum(-1, keepdim=True) + NORM_EPS)
         k = k * torch.rsqrt(k.square().sum(-1, keepdim=True) + NORM_EPS)
-    q = (q * scale).repeat_interleave(repeat, 1)
-    k = k.repeat_interleave(repeat, 1)
+    q = q * scale
+    if tiled:
+        q, k = q.repeat(1, repeat, 1), k.repeat(1, repeat, 1)
+    else:
+        q, k = q.repeat_interleave(repeat, 1), k.repeat_interleave(repeat, 1)
     out = torch.empty(v_THV.shape)
     for s in range(spans.sequences):
         slot = int(spans.states_S[s])

@@ -1,0 +1,309 @@
+"""The hyper-parameters of a GGUF file as the config.json that was published for the model.
+No torch.
+
+Every key of the architecture is read, or known to have no part in inference, or inert; any other is
+an error: it may change the arithmetic. Three more keys say where stored values differ from the
+published ones: `norms_hold_one`, `decay_as_rate`, `value_heads_tiled`; and `rope_interleave` where
+rows of q and k were reordered.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from headrace.errors import CheckpointError
+from headrace.weights.checkpoint import StoredTensor
+
+_NO_PART = frozenset(
+    ["vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "rope.dimension_sections",
+     "expert_shared_count", "nextn_predict_layers", "pooling_type"]
+)  # fmt: skip
+_CONTROL = 3
+_ENDS = frozenset(
+    ["</s>", "<|endoftext|>", "<|im_end|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>",
+     "<|return|>", "<|call|>"]
+)  # fmt: skip
+Config = dict[str, Any]
+Tensors = Mapping[str, StoredTensor]
+
+
+class Keys:
+    """The metadata of one architecture, and the keys read so far."""
+
+    def __init__(self, metadata: Mapping[str, Any], where: str) -> None:
+        self._metadata, self._where = metadata, where
+        named = metadata.get("general.architecture")
+        if not isinstance(named, str):
+            raise CheckpointError(
+                f"{where}: general.architecture = {named!r}",
+                expected="the name of an architecture",
+                fix="use a GGUF file that holds a model",
+            )
+        self.architecture = named
+        self._prefix = f"{self.architecture}."
+        self._read: set[str] = set()
+
+    def error(self, key: str, expected: str) -> CheckpointError:
+        value = self._metadata.get(self._prefix + key)
+        return CheckpointError(
+            f"{self._where}: {self._prefix}{key} = {value!r}",
+            expected=expected,
+            fix="use an unmodified file of a supported architecture",
+        )
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._read.add(key)
+        return self._metadata.get(self._prefix + key, default)
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """A whole number above 0; a list of one value for all layers counts as that value."""
+        value = self.get(key, default)
+        if isinstance(value, list) and value:
+            used = {n for n in value if n != 0}  # 0: a layer without attention
+            value = used.pop() if len(used) == 1 else None
+        if type(value) is not int or not 0 < value < 1 << 40:
+            raise self.error(key, "one whole number above 0")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """As short as the float32 that was stored allows."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.error(key, "a number")
+        if not math.isfinite(value):
+            raise self.error(key, "a finite number")
+        return next(
+            (
+                short
+                for digits in range(6, 10)
+                if (short := float(f"{value:.{digits}g}")) == value or _single(short) == value
+            ),
+            float(value),
+        )
+
+    def finish(self) -> None:
+        """Raises CheckpointError if a key with a meaningful value was not read."""
+        for full, value in self._metadata.items():
+            key = full.removeprefix(self._prefix)
+            if key != full and value and key not in self._read and key not in _NO_PART:
+                raise CheckpointError(
+                    f"{self._where}: {full} = {str(value)[:60]} is not known here",
+                    expected="only settings whose arithmetic is implemented",
+                    fix="use a file made from the published model",
+                )
+
+
+def _single(value: float) -> float:
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", value))[0])
+    except OverflowError:
+        return math.inf
+
+
+def layers_of(metadata: Mapping[str, Any], where: str) -> int:
+    """Layers of the model itself, without those that predict further tokens."""
+    keys = Keys(metadata, where)
+    if keys.architecture not in _ARCHITECTURES:
+        return 1 << 30
+    ahead = keys.get("nextn_predict_layers", 0)
+    count = keys.count("block_count")
+    if type(ahead) is not int or not 0 <= ahead < count:
+        raise keys.error("nextn_predict_layers", f"less than {count} layers")
+    return count - ahead
+
+
+def config_of(metadata: Mapping[str, Any], tensors: Tensors, where: str) -> Config:
+    """The published keys. Raises CheckpointError for a value that cannot be right.
+
+    An architecture that is not served is passed on by name: who asks for its family refuses it.
+    """
+    keys = Keys(metadata, where)
+    make = _ARCHITECTURES.get(keys.architecture)
+    if make is None:
+        return {"model_type": f"{keys.architecture} (GGUF)"}
+    config = _common(keys, metadata, tensors, where) | make(keys, tensors)
+    keys.finish()
+    return config | _tokens(metadata)
+
+
+def _common(keys: Keys, metadata: Mapping[str, Any], tensors: Tensors, where: str) -> Config:
+    heads, hidden = keys.count("attention.head_count"), keys.count("embedding_length")
+    head_dim = keys.count("attention.key_length", max(hidden // heads, 1))
+    if keys.count("attention.value_length", head_dim) != head_dim:
+        raise keys.error("attention.value_length", f"{head_dim} as attention.key_length")
+    embedding = tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise CheckpointError(
+            f"{where}: tensor 'token_embd.weight' is missing or has no two axes",
+            expected="the embedding of the model's tokens",
+            fix="use a GGUF file that holds a model's weights",
+        )
+    keys.get("block_count")
+    return {
+        "hidden_size": hidden,
+        "vocab_size": embedding.shape[0],
+        "num_hidden_layers": layers_of(metadata, where),
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys.count("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": keys.count("context_length"),
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "hidden_act": "silu",
+        "rope_parameters": _rope(keys, head_dim),
+        "num_experts_per_tok": keys.count("expert_used_count", 1),
+    }
+
+
+def _rope(keys: Keys, head_dim: int) -> Config:
+    rope: Config = {
+        "rope_type": "default",
+        "rope_theta": keys.number("rope.freq_base", 10_000.0),
+        **_share(keys.count("rope.dimension_count", head_dim), head_dim),
+    }
+    kind = keys.get("rope.scaling.type", "none")
+    if kind in ("none", "linear", "yarn"):
+        original = keys.get("rope.scaling.original_context_length")
+        if kind == "none":
+            return rope
+        rope |= {"rope_type": kind, "factor": keys.number("rope.scaling.factor")}
+        return rope if kind == "linear" else rope | _yarn(keys, rope["factor"], original)
+    raise keys.error("rope.scaling.type", "one of none, linear, yarn")
+
+
+def _share(rotated: int, head_dim: int) -> Config:
+    if rotated == head_dim:
+        return {}
+    share = rotated / head_dim
+    # Whoever multiplies by the width and cuts must come back to the whole number.
+    if head_dim * share < rotated:
+        share = math.nextafter(share, 2)
+    return {"partial_rotary_factor": share}
+
+
+def _yarn(keys: Keys, factor: float, original: Any) -> Config:
+    yarn: Config = {} if original is None else {"original_max_position_embeddings": original}
+    for key, name in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
+        if keys.get(f"rope.scaling.{key}") is not None:
+            yarn[name] = keys.number(f"rope.scaling.{key}")
+    if keys.get("rope.scaling.yarn_ext_factor", 1.0) != 1.0:
+        raise keys.error("rope.scaling.yarn_ext_factor", "1")
+    for key in ("attn_factor", "yarn_attn_factor"):
+        if keys.get(f"rope.scaling.{key}") is not None:
+            times = keys.number(f"rope.scaling.{key}")
+            yarn["attention_factor"] = times * (0.1 * math.log(max(factor, 1.0)) + 1.0)
+    return yarn
+
+
+def _tokens(metadata: Mapping[str, Any]) -> Config:
+    """The tokens that end an answer: those that are named so, and control tokens by their text."""
+    ends = [
+        token
+        for kind in ("eos", "eot", "eom")
+        if type(token := metadata.get(f"tokenizer.ggml.{kind}_token_id")) is int
+    ]
+    texts, kinds = (metadata.get(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type"))
+    if isinstance(texts, list) and isinstance(kinds, list):
+        paired = enumerate(zip(texts, kinds, strict=False))
+        ends += [i for i, (text, kind) in paired if kind == _CONTROL and text in _ENDS]
+    first = metadata.get("tokenizer.ggml.bos_token_id")
+    return {"eos_token_id": sorted(set(ends)), "bos_token_id": first}
+
+
+def _normalised(keys: Keys, *, default: bool) -> bool:
+    value = keys.get("expert_weights_norm", default)
+    if not isinstance(value, bool):
+        raise keys.error("expert_weights_norm", "true or false")
+    return value
+
+
+def _expert_width(keys: Keys) -> int:
+    width = keys.get("feed_forward_length")
+    return keys.count("expert_feed_forward_length", width)
+
+
+def _mixtral(keys: Keys, tensors: Tensors) -> Config:
+    if not keys.get("expert_count"):
+        raise keys.error("expert_count", "a Mixture-of-Experts model (Mixtral)")
+    config: Config = {
+        "model_type": "mixtral",
+        "num_local_experts": keys.count("expert_count"),
+        "intermediate_size": _expert_width(keys),
+        "rope_interleave": True,
+    }
+    if keys.get("attention.sliding_window"):
+        config["sliding_window"] = keys.count("attention.sliding_window")
+    return config
+
+
+def _qwen3(keys: Keys, tensors: Tensors) -> Config:
+    width = _expert_width(keys)
+    layers = keys.count("block_count")
+    return {
+        "model_type": "qwen3_moe",
+        "num_experts": keys.count("expert_count"),
+        "moe_intermediate_size": width,
+        "intermediate_size": keys.count("feed_forward_length", width),
+        "norm_topk_prob": _normalised(keys, default=True),
+        "mlp_only_layers": [i for i in range(layers) if f"blk.{i}.ffn_gate.weight" in tensors],
+    }
+
+
+def _olmoe(keys: Keys, tensors: Tensors) -> Config:
+    clip = keys.get("attention.clamp_kqv")
+    return {
+        "model_type": "olmoe",
+        "num_experts": keys.count("expert_count"),
+        "intermediate_size": _expert_width(keys),
+        "norm_topk_prob": _normalised(keys, default=False),
+        "clip_qkv": keys.number("attention.clamp_kqv") if clip else None,
+    }
+
+
+def _gpt_oss(keys: Keys, tensors: Tensors) -> Config:
+    config: Config = {
+        "model_type": "gpt_oss",
+        "num_local_experts": keys.count("expert_count"),
+        "intermediate_size": _expert_width(keys),
+        "sliding_window": keys.count("attention.sliding_window"),
+    }
+    pattern = keys.get("attention.sliding_window_pattern")
+    if isinstance(pattern, list):
+        config["layer_types"] = ["sliding_attention" if on else "full_attention" for on in pattern]
+    return config
+
+
+def _qwen35(keys: Keys, tensors: Tensors) -> Config:
+    values = keys.count("ssm.time_step_rank")
+    inner = keys.count("ssm.inner_size")
+    if inner % values:
+        raise keys.error("ssm.inner_size", f"a multiple of the {values} value heads")
+    keys.get("feed_forward_length")
+    return {
+        "model_type": "qwen3_5_moe_text",
+        "num_experts": keys.count("expert_count"),
+        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": keys.count("expert_shared_feed_forward_length"),
+        "full_attention_interval": keys.count("full_attention_interval", 4),
+        "linear_num_key_heads": keys.count("ssm.group_count"),
+        "linear_num_value_heads": values,
+        "linear_key_head_dim": keys.count("ssm.state_size"),
+        "linear_value_head_dim": inner // values,
+        "linear_conv_kernel_dim": keys.count("ssm.conv_kernel"),
+        "norms_hold_one": True,
+        "decay_as_rate": True,
+        "value_heads_tiled": True,
+    }
+
+
+_ARCHITECTURES: Mapping[str, Callable[[Keys, Tensors], Config]] = {
+    "llama": _mixtral,
+    "qwen3moe": _qwen3,
+    "olmoe": _olmoe,
+    "gpt-oss": _gpt_oss,
+    "qwen35moe": _qwen35,
+}

@@ -1,0 +1,61 @@
+"""GGUF files of every family, converted as public tools do, against `transformers` on the
+checkpoint that they were made of.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fixtures.drive import Driver
+from fixtures.gguf_files import write_gguf
+from fixtures.tiny import CASES, VOCAB, Case, build
+from headrace.device.cpu import CpuDevice
+from headrace.models.load import load_model
+from headrace.models.source import open_model
+from headrace.ops.choose import ops_for
+
+PROMPT = torch.randint(0, VOCAB, (37,), generator=torch.Generator().manual_seed(3)).tolist()
+CLOSE = 1e-4  # of the largest logit
+pytestmark = pytest.mark.timeout(600)
+
+# What GGUF has no key for stays as published: renormalised scores, limits, windows.
+FIXED: dict[str, dict[str, Any]] = {
+    "mixtral": {},
+    "mixtral-window": {"sliding_window": 7},
+    "olmoe": {"num_experts_per_tok": 3},
+    "qwen3_moe": {},
+    "qwen3_moe-yarn": {},
+    "gpt_oss": {"swiglu_limit": 7.0, "num_attention_heads": 4},
+    "qwen3_5_moe": {},
+}
+
+
+@pytest.fixture(scope="module", params=FIXED)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    name = request.param
+    made = CASES[name if name in CASES else name.partition("-")[0]]
+    folder = tmp_path_factory.mktemp("gguf") / name
+    with pytest.MonkeyPatch.context() as patch:
+        values = {**made.values, **FIXED[name]}
+        patch.setitem(CASES, name, Case(made.model_type, values, made.seed, made.published))
+        model = build(name, folder)
+    with torch.no_grad():
+        logits = model(torch.tensor([PROMPT])).logits[0]
+    return folder, logits
+
+
+def logits_of(path: Path) -> torch.Tensor:
+    with CpuDevice(2, exact=True) as device:
+        ops = ops_for(device)
+        return Driver(load_model(open_model(path), ops), ops).step((0, PROMPT))[0]
+
+
+def test_logits_are_those_of_the_published_checkpoint(case: Any) -> None:
+    folder, expected = case
+    write_gguf(folder, folder / "model.gguf")
+    found = logits_of(folder / "model.gguf")
+    assert (found - expected).abs().max() < CLOSE * expected.abs().max()
