@@ -68,3 +68,6 @@ class Dialect:
     name: str
     parse: Callable[[Fields, Sampling], Call]  # defaults of the checkpoint in; RequestError
     encoder: Callable[[Envelope], Encoder]
+    rename: Callable[[str], str] = str  # a field as others name it -> as this dialect's clients do
+    # Errors before the first token that a client who asked for a stream reads there.
+    streamed: tuple[type[HeadraceError], ...] = ()

@@ -37,6 +37,10 @@ class NotFound(RequestError):
     http_status = 404
 
 
+class PreviousNotFound(RequestError):
+    """The response that this one follows is not kept; 400, as the OpenAI API has it."""
+
+
 class WrongMethod(RequestError):
     http_status = 405
 
@@ -65,6 +69,7 @@ CODES: dict[type[HeadraceError], str] = {
     Unauthorized: "invalid_api_key",
     Forbidden: "forbidden",
     NotFound: "not_found",
+    PreviousNotFound: "previous_response_not_found",
     WrongMethod: "method_not_allowed",
     Busy: "busy",
     TooLarge: "request_too_large",

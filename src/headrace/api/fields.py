@@ -57,6 +57,10 @@ class Fields:
         """The raw value, None when absent or null."""
         return self._left.pop(name, None)
 
+    def has(self, name: str) -> bool:
+        """Whether it is there, not null, and not yet taken."""
+        return self._left.get(name) is not None
+
     def fault(self, name: str, found: str, *, expected: str = "", fix: str = "") -> RequestError:
         """A RequestError about this field, to raise."""
         path = self.path(name)

@@ -107,11 +107,11 @@ class Guard:
             )
 
     def _options(self, origin: str | None) -> Response:
-        headers = {"allow": "GET, HEAD, POST, OPTIONS"}
+        headers = {"allow": "GET, HEAD, POST, DELETE, OPTIONS"}
         if origin is not None and origin in self._door.origins:
             headers |= {
                 "access-control-allow-origin": origin,
-                "access-control-allow-methods": "GET, POST, OPTIONS",
+                "access-control-allow-methods": "GET, POST, DELETE, OPTIONS",
                 "access-control-allow-headers": "authorization, content-type, x-api-key",
                 "access-control-max-age": "600",
                 "vary": "origin",

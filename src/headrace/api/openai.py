@@ -21,6 +21,7 @@ from headrace.engine.request import Sampling
 
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 COMPLETION_MAX_TOKENS = 16  # the API's own default
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 HARMLESS = (
     "user",
     "metadata",
@@ -200,15 +201,16 @@ def parse_format(body: Fields) -> OutputFormat:
 
 
 def _thinking(body: Fields) -> tuple[bool | None, dict[str, Any]]:
-    """Whether to think, and the template's own arguments, from the two fields that say so."""
+    return read_thinking(body, body.choice("reasoning_effort", EFFORTS))
+
+
+def read_thinking(body: Fields, effort: str | None) -> tuple[bool | None, dict[str, Any]]:
+    """Whether to think, and the template's own arguments: those of the body and `effort`."""
     args = body.mapping("chat_template_kwargs") or {}
     thinking: bool | None = None
     for name in ("enable_thinking", "thinking"):
         if isinstance(args.get(name), bool):
             thinking = args[name]
-    effort = body.choice(
-        "reasoning_effort", ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-    )
     if effort in ("none", "minimal"):
         thinking = False if thinking is None else thinking
     elif effort is not None:

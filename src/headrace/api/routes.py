@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from starlette.requests import Request
@@ -16,7 +17,7 @@ from starlette.types import ASGIApp
 from headrace.api.admin import Admin
 from headrace.api.anthropic import parse_count
 from headrace.api.anthropic_wire import MESSAGES
-from headrace.api.dialect import Dialect, Envelope
+from headrace.api.dialect import Dialect, Encoder, Envelope
 from headrace.api.failure import speaks_anthropic
 from headrace.api.fields import Fields, parse_json, shown
 from headrace.api.guard import read_body
@@ -24,10 +25,12 @@ from headrace.api.metrics import ServerMetrics, jsonable
 from headrace.api.models import anthropic_card, anthropic_page, openai_card, openai_list
 from headrace.api.openai import parse_ask, token_ids
 from headrace.api.openai_encoder import CHAT, COMPLETION
-from headrace.api.run import Run
+from headrace.api.responses_routes import ResponsesApi
+from headrace.api.run import Run, refusal
 from headrace.api.served import Served
 from headrace.api.session import Session
 from headrace.api.sse import EventStream, Gone, Patience, until_gone
+from headrace.errors import RequestError
 
 CLIENT_LEFT = 499  # never received: for the log and the metrics
 
@@ -44,6 +47,7 @@ class Api:
         self._body_bytes = body_bytes
         self._patience = patience
         self._admin = Admin(session, served, self._body)
+        self._responses = ResponsesApi(session, served, self._body, self._generate)
 
     def routes(self) -> list[Route]:
         def post(path: str, endpoint: Callable[[Request], Any]) -> Route:
@@ -65,6 +69,7 @@ class Api:
             get("/api/hello", self.health),
             get("/metrics", self.prometheus),
             get("/engine/status", self.status),
+            *self._responses.routes(),
             *self._admin.routes(),
         ]
 
@@ -145,23 +150,23 @@ class Api:
         call = dialect.parse(await self._body(request), self.served.defaults)
         model = self.served.name_for(call.model)
         self.session.check_open()
+        tokenizer = self.session.renderer.tokenizer
         try:
             turn = await until_gone(self.session.open(call), request.receive)
         except Gone:
             return Response(status_code=CLIENT_LEFT)
-        envelope = Envelope(
-            model, self.session.renderer.tokenizer, call, len(turn.choices), turn.handles
-        )
+        except RequestError as error:
+            error.field = None if error.field is None else dialect.rename(error.field)
+            if call.stream is None or not isinstance(error, dialect.streamed):
+                raise
+            unread = Envelope(model, tokenizer, call, 1, (secrets.token_hex(16),))
+            encoder = dialect.encoder(unread)
+            return self._stream(refusal(encoder, error), encoder, lambda: None)
+        envelope = Envelope(model, tokenizer, call, len(turn.choices), turn.handles)
         encoder = dialect.encoder(envelope)
         run = Run(turn, encoder, start, self.metrics)
         if call.stream is not None:
-            return EventStream(
-                run.frames(),
-                close=turn.close,
-                ping=encoder.ping,
-                patience=self._patience,
-                headers=tuple((k.encode(), v.encode()) for k, v in self._headers().items()),
-            )
+            return self._stream(run.frames(), encoder, turn.close)
         try:
             reply = await until_gone(run.whole(), request.receive)
         except Gone:
@@ -169,6 +174,17 @@ class Api:
         finally:
             turn.close()
         return JSONResponse(reply, headers=self._headers())
+
+    def _stream(
+        self, frames: AsyncGenerator[bytes, None], encoder: Encoder, close: Callable[[], None]
+    ) -> EventStream:
+        return EventStream(
+            frames,
+            close=close,
+            ping=encoder.ping,
+            patience=self._patience,
+            headers=tuple((k.encode(), v.encode()) for k, v in self._headers().items()),
+        )
 
     def _headers(self) -> dict[str, str]:
         name = uuid.uuid4().hex

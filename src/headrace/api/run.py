@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from headrace.api.dialect import Encoder, Json
 from headrace.api.metrics import ServerMetrics
-from headrace.api.reading import TurnEvent
+from headrace.api.reading import TurnEvent, Usage
 from headrace.api.session import Turn
 from headrace.errors import HeadraceError
 
@@ -56,3 +56,13 @@ class Run:
             await events.aclose()
             self.turn.close()
             self.metrics.answered(time.monotonic() - self.start, whole=whole)
+
+
+async def refusal(encoder: Encoder, error: HeadraceError) -> AsyncGenerator[bytes, None]:
+    """A stream that begins and at once ends in an error."""
+    log.warning("an answer was refused: %s", error)
+    nothing = Usage(prompt=0, completion=0)
+    for frame in encoder.first(nothing):
+        yield frame
+    for frame in encoder.failed(error, nothing):
+        yield frame

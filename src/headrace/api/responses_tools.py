@@ -1,0 +1,199 @@
+"""Tools of a Responses body: functions, custom tools and namespaces become the model's functions.
+
+What only a hosted service can run (web search and the like) is not offered to the model; the
+reply's `tools` lists what was. A custom tool is a function with one string, `input`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from headrace.api.fields import Fields, shown
+from headrace.api.openai import TOOL_NAME
+from headrace.chat.types import Tool, ToolChoice
+
+Json = dict[str, Any]
+Kind = Literal["function", "custom"]
+KINDS: dict[str, Kind] = {"function": "function", "custom": "custom"}
+INPUT = "input"  # the one argument of a custom tool
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """A tool as the client knows it; `flat` is its name for the model."""
+
+    kind: Kind
+    name: str
+    namespace: str | None
+    flat: str
+
+
+@dataclass(slots=True)
+class Toolbox:
+    """What the model is offered, by the name it knows, and the same in the client's shape."""
+
+    tools: list[Tool] = field(default_factory=list)
+    offered: dict[str, Offered] = field(default_factory=dict)
+    echo: list[Json] = field(default_factory=list)
+
+    def add(self, entry: Fields) -> None:
+        """One entry of `tools`. Raises RequestError where it is malformed or its name is taken."""
+        name = entry.required_text("type")
+        if name == "namespace":
+            self._add_namespace(entry)
+        elif (kind := KINDS.get(name)) is not None:
+            self.echo.append(self._add(entry, kind, None))
+
+    def _add_namespace(self, entry: Fields) -> None:
+        space = _name(entry)
+        description = entry.text("description") or ""
+        inner = []
+        for child in entry.children("tools") or []:
+            kind = KINDS.get(child.required_text("type"))
+            if kind is not None:
+                inner.append(self._add(child, kind, space))
+        entry.done()
+        if inner:
+            echo = {"type": "namespace", "name": space, "description": description, "tools": inner}
+            self.echo.append(echo)
+
+    def _add(self, entry: Fields, kind: Kind, space: str | None) -> Json:
+        name = _name(entry)
+        flat = flat_name(space, name)
+        if flat in self.offered:
+            raise entry.fault("name", f"{shown(name)} is given twice", expected="unique names")
+        tool, echo = (_function if kind == "function" else _custom)(entry, flat, name)
+        entry.harmless("defer_loading", "allowed_callers", "output_schema", "async").done()
+        self.tools.append(tool)
+        self.offered[flat] = Offered(kind, name, space, flat)
+        return echo
+
+    def choice(self, body: Fields) -> tuple[ToolChoice, Any]:
+        """`tool_choice`, and its echo."""
+        value = body.take("tool_choice")
+        if value is None:
+            return ToolChoice(), "auto"
+        if isinstance(value, str):
+            if value not in ("none", "auto", "required"):
+                raise body.fault(
+                    "tool_choice",
+                    f"found {shown(value)}",
+                    expected="none, auto, required, allowed_tools or a tool to call",
+                )
+            if value == "required" and not self.tools:
+                raise body.fault(
+                    "tool_choice", "required, but no tool is offered", expected="tools"
+                )
+            return ToolChoice(value), value  # type: ignore[arg-type]
+        choice = Fields(value, body.path("tool_choice"))
+        kind = choice.required_text("type")
+        if kind == "allowed_tools":
+            return self._allowed(choice), value
+        found = self._chosen(choice, kind)
+        choice.done()
+        return ToolChoice("named", found), value
+
+    def _allowed(self, choice: Fields) -> ToolChoice:
+        mode = choice.choice("mode", ("auto", "required")) or "auto"
+        entries = choice.children("tools")
+        if not entries:
+            raise choice.fault("tools", "missing or empty", expected="the tools that may be called")
+        names = []
+        for entry in entries:
+            names.append(self._chosen(entry, entry.required_text("type")))
+            entry.done()
+        choice.done()
+        return ToolChoice(mode, allowed=tuple(dict.fromkeys(names)))  # type: ignore[arg-type]
+
+    def _chosen(self, choice: Fields, kind: str) -> str:
+        """The model's name of the tool that `choice` names."""
+        if kind not in ("function", "custom"):
+            raise choice.fault(
+                "type",
+                f"a tool of type {shown(kind)} cannot be called",
+                expected="function or custom: hosted tools are not offered to the model",
+            )
+        name, space = choice.required_text("name"), choice.text("namespace")
+        fits = [
+            o.flat
+            for o in self.offered.values()
+            if o.kind == kind and o.name == name and (space is None or o.namespace == space)
+        ]
+        if len(fits) != 1:
+            known = ", ".join(o.flat for o in self.offered.values()) or "(no tools offered)"
+            found = "is not among the tools" if not fits else "stands in several namespaces"
+            raise choice.fault("name", f"{shown(name)} {found}", expected=f"one of {known}")
+        return fits[0]
+
+
+def flat_name(namespace: str | None, name: str) -> str:
+    """What the model calls a tool that may stand in a namespace."""
+    if not namespace:
+        return name
+    return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
+
+
+def custom_arguments(text: str) -> str:
+    """A custom tool's input as the arguments of the model's function."""
+    return json.dumps({INPUT: text}, ensure_ascii=False)
+
+
+def _name(entry: Fields) -> str:
+    name = entry.required_text("name")
+    if not TOOL_NAME.fullmatch(name):
+        raise entry.fault(
+            "name", f"found {shown(name)}", expected="1 to 128 letters, digits or _ - . : /"
+        )
+    return name
+
+
+def _function(entry: Fields, flat: str, name: str) -> tuple[Tool, Json]:
+    description, parameters = entry.text("description"), entry.mapping("parameters")
+    strict = entry.flag("strict")
+    tool = Tool(flat, description or "", parameters or {}, strict or False)
+    echo = {
+        "type": "function",
+        "name": name,
+        "description": description,
+        "parameters": parameters,
+        "strict": strict or False,
+    }
+    return tool, echo
+
+
+def _custom(entry: Fields, flat: str, name: str) -> tuple[Tool, Json]:
+    description, wanted = entry.text("description"), entry.child("format")
+    shape: Json = {"type": "text"}
+    value: Json = {"type": "string"}
+    lines = list(_paragraphs(description))
+    if wanted is not None and wanted.choice("type", ("text", "grammar")) == "grammar":
+        syntax = wanted.choice("syntax", ("lark", "regex"))
+        if syntax is None:
+            raise wanted.fault("syntax", "missing", expected="lark or regex")
+        definition = wanted.required_text("definition")
+        shape = {"type": "grammar", "syntax": syntax, "definition": definition}
+        what = "Lark grammar" if syntax == "lark" else "regular expression"
+        lines.append(f"The argument `{INPUT}` must match this {what}:\n{definition}")
+        if syntax == "regex":
+            value["pattern"] = f"^(?:{definition})$"
+    else:
+        lines.append(f"The argument `{INPUT}` is free text.")
+    if wanted is not None:
+        wanted.done()
+    parameters = {
+        "type": "object",
+        "properties": {INPUT: value},
+        "required": [INPUT],
+        "additionalProperties": False,
+    }
+    tool = Tool(flat, "\n\n".join(lines), parameters, strict="pattern" in value)
+    echo = {"type": "custom", "name": name, "description": description, "format": shape}
+    return tool, echo
+
+
+def _paragraphs(text: str | None) -> Iterator[str]:
+    if text:
+        yield text
