@@ -23,6 +23,7 @@ using namespace nb::literals;
 void bind_mixers(nb::module_& m, nb::class_<headrace::Pool>& pool);
 void bind_gates(nb::class_<headrace::Pool>& pool);
 void bind_io(nb::module_& m);
+void bind_disk(nb::module_& m);
 void bind_hetero(nb::module_& m, nb::class_<headrace::Pool>& pool);
 
 namespace {
@@ -163,5 +164,6 @@ NB_MODULE(_native, m) {
     bind_mixers(m, pool);
     bind_gates(pool);
     bind_io(m);
+    bind_disk(m);
     bind_hetero(m, pool);
 }

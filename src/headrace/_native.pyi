@@ -534,3 +534,29 @@ class FileReader:
         """True when all is read. Raises OSError (with what was read and expected) on a failed or
         short read."""
     def cancel(self) -> None: ...
+
+class DiskQueue:
+    """Reads of spans of a few files by a few threads, the urgent ones first. Safe from any thread.
+    A destination belongs to the queue until its ticket has been waited for or dropped."""
+
+    def __init__(self, paths: Sequence[str], threads: int, piece_bytes: int) -> None: ...
+    def submit(self, spans: Sequence[tuple[int, int, int, int]], urgent: bool) -> int:
+        """A ticket. `spans`: (number of the file, offset, bytes, destination address); offset and
+        destination agree modulo 4096, and the blocks that a span's ends touch are written, too."""
+    def hurry(self, ticket: int) -> None:
+        """From now on among the urgent ones."""
+    def wait(self, ticket: int, seconds: float = -1.0) -> bool:
+        """True when all is read. Raises OSError on a failed or short read. The ticket is spent by
+        either."""
+    def done(self, ticket: int) -> bool:
+        """Whole or failed: `wait` returns at once."""
+    def drop(self, ticket: int) -> None:
+        """Pieces that have not begun are never read; returns when none is being read."""
+    def close(self) -> None: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def busy_ns(self) -> int:
+        """In which at least one read was going on."""
+    @property
+    def direct(self) -> bool: ...

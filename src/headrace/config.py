@@ -22,6 +22,7 @@ POLICIES = ("auto", "recency-frequency", "lru")
 CLOCKS = ("real", "virtual")
 PINNINGS = ("allowed", "refused")
 SWITCH = ("on", "off")
+READ_AHEAD = ("auto", "on", "off")
 
 SLOTS_BELOW = 1 << 20  # a plain number below this counts slots, from here on bytes
 
@@ -65,6 +66,8 @@ class ExpertsConfig:
     fill: str | float = "auto"  # a rule by name, or a fixed share of the misses
     cache: CacheSize | None = None
     policy: str = "auto"
+    ram: CacheSize | None = None  # RAM for experts that lie on disk; None = all, or what fits
+    read_ahead: str = "auto"  # rows that the next layer will likely want, where guesses are good
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +314,8 @@ def _check_experts(experts: ExpertsConfig, emulated: EmulatedConfig) -> None:
     _choice("experts.policy", experts.policy, POLICIES)
     _convert("experts.fill", experts.fill, str | float)
     _check_cache("experts.cache", experts.cache)
+    _check_cache("experts.ram", experts.ram)
+    _choice("experts.read_ahead", experts.read_ahead, READ_AHEAD)
     _choice("emulated.clock", emulated.clock, CLOCKS)
     _at_least("emulated.memory", emulated.memory, 1)
     _at_least("emulated.link", emulated.link, 1)

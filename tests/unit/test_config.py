@@ -32,6 +32,7 @@ def test_dotted_keys_reach_every_setting() -> None:
         "experts.placement": "hybrid",
         "experts.policy": "lru",
         "experts.fill": "paper",
+        "experts.read_ahead": "off",
         "emulated.clock": "virtual",
         "emulated.pinning": "refused",
         "emulated.machine": "rtx4060-laptop",
@@ -42,7 +43,7 @@ def test_dotted_keys_reach_every_setting() -> None:
         node: object = config
         for name in key.split("."):
             node = object.__getattribute__(node, name)
-        others = {"experts.cache": CacheSize(7, "slots")}
+        others = dict.fromkeys(("experts.cache", "experts.ram"), CacheSize(7, "slots"))
         assert node == words.get(key, others.get(key, 7))
         assert config != EngineConfig()
 

@@ -18,7 +18,7 @@ from headrace.engine.placing import place_experts
 from headrace.engine.pools import Pools, Sizes
 from headrace.engine.recorder import Recorder
 from headrace.engine.runner import Runner
-from headrace.experts.bank import ExpertBank
+from headrace.experts.disk import FromDisk
 from headrace.experts.placement import Placement
 from headrace.models.load import load_model
 from headrace.ops.choose import ops_for
@@ -40,6 +40,12 @@ class Built:
     recorder: Recorder
     device: AnyDevice
     opening: Opening
+
+    def close(self) -> None:
+        """Stops what reads and computes. Calling it twice is harmless."""
+        if isinstance(self.placement, FromDisk):
+            self.placement.close()
+        self.device.close()
 
 
 def start_device(opening: Opening) -> AnyDevice:
@@ -95,13 +101,13 @@ def _build(
     # The pool owns the cores; torch threads that spin beside it would take them away.
     torch.set_num_threads(1)
     ops = ops_for(device)
-    model = load_model(opening.source, ops, reading=opening.reading, progress=progress)
-    bank = ExpertBank(model.expert_rows, model.facts)
+    rows = opening.plan.tier is None
+    model = load_model(opening.source, ops, reading=opening.reading, progress=progress, rows=rows)
     if isinstance(device, EmulatedDevice):
         # The dense weights stay where they were read: only the budget moves.
-        device.memory.take(model.facts.total_bytes - bank.total_bytes)
+        device.memory.take(model.facts.total_bytes - model.facts.experts_bytes)
     pools = _pools(opening, device, model.facts)
-    placement = place_experts(opening, bank, device, ops)
+    placement = place_experts(opening, model, device, ops)
     graphs = Graphs(model.transformer, placement, device)
     recorder = Recorder(TraceModel.of(model.facts))
     runner = Runner(

@@ -91,7 +91,7 @@ class Engine:
             log.info("%s", line)
         device = start_device(opening) if device is None else device
         built = build(opening, device, progress)
-        return cls(opening.plan, built.runner, opening.limits, on_close=device.close, built=built)
+        return cls(opening.plan, built.runner, opening.limits, on_close=built.close, built=built)
 
     @property
     def vocab(self) -> int:

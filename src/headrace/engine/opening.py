@@ -48,7 +48,7 @@ def open_engine(path: Path, config: EngineConfig, *, home: Path | None = None) -
     ends = end_ids(path, source.checkpoint.config)
     reuse = config.memory.prefix_cache == "on"
     limits = limits_of(plan, source.facts.vocab, ends, prefix_cache=reuse)
-    return Opening(source, config, machine, plan, limits, source.read())
+    return Opening(source, config, machine, plan, limits, source.read(rows=plan.tier is None))
 
 
 def measured(home: Path, config: EngineConfig, machine: Machine, facts: ModelFacts) -> Found:

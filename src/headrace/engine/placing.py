@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,19 +12,34 @@ from headrace.device.emulated import EmulatedDevice
 from headrace.engine.opening import Opening
 from headrace.errors import CapacityError
 from headrace.experts.bank import ExpertBank
+from headrace.experts.disk import FromDisk
+from headrace.experts.foresight import Foresight
 from headrace.experts.placement import Hybrid, Placement, Prefill, Resident, on_device
+from headrace.experts.reading import RowReader
 from headrace.experts.slots import ExpertSlots
+from headrace.experts.tier import RowTier
 from headrace.experts.tuning import Tuner
+from headrace.models.load import LoadedModel
 from headrace.ops.table import Ops
 from headrace.planning.placement import ExpertsPlan
+from headrace.planning.policies import POLICIES
 from headrace.planning.resolve import costs_of, kv_element_bytes
+from headrace.planning.tier import TierPlan
+from headrace.weights.probe import probe
+
+log = logging.getLogger(__name__)
 
 
 def place_experts(
-    opening: Opening, bank: ExpertBank, device: CpuDevice | EmulatedDevice, ops: Ops
+    opening: Opening, model: LoadedModel, device: CpuDevice | EmulatedDevice, ops: Ops
 ) -> Placement:
-    """Raises CapacityError where the device has not the memory that was planned."""
-    plan = opening.plan.experts
+    """Raises CapacityError where the device has not the memory that was planned, CheckpointError
+    where rows cannot be read.
+    """
+    plan, tier = opening.plan.experts, opening.plan.tier
+    if tier is not None:
+        return _from_disk(opening, tier, model, ops)
+    bank = ExpertBank(model.expert_rows, model.facts)
     if plan is None:
         return Resident(bank.rows, ops)
     assert isinstance(device, EmulatedDevice)
@@ -37,6 +53,21 @@ def place_experts(
             if capacity <= 1:
                 raise
         capacity = capacity * 9 // 10
+
+
+def _from_disk(opening: Opening, plan: TierPlan, model: LoadedModel, ops: Ops) -> FromDisk:
+    """RAM as the cache of rows on disk."""
+    source, facts, asked = opening.source.rows(), model.facts, opening.config.experts
+    way = probe(source)
+    log.info("disk: %s", way)
+    slots = plan.rows.value + plan.spare
+    reader = RowReader(source, model.expert_rows, slots, stages=plan.spare, way=way)
+    policy = POLICIES[plan.policy.value](facts.experts, {})
+    tier = RowTier(reader, facts, policy, capacity=plan.rows.value, spare=plan.spare)
+    ahead = None
+    if asked.read_ahead != "off":
+        ahead = Foresight(tier, model.transformer.guess, always=asked.read_ahead == "on")
+    return FromDisk(tier, ops, ahead, most_tokens=opening.limits.step_tokens)
 
 
 def _hybrid(

@@ -16,7 +16,9 @@ from headrace.weights.views import tensors_of
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """`expert_rows`: the routed experts of each layer where they lie, None for a dense layer."""
+    """`expert_rows`: the routed experts of each layer where they lie, None for a dense layer; all
+    but their weights where those are read by themselves.
+    """
 
     spec: ModelSpec
     facts: ModelFacts
@@ -30,19 +32,22 @@ def load_model(
     *,
     reading: Reading | None = None,
     progress: Progress | None = None,
+    rows: bool = True,
 ) -> LoadedModel:
     """Waits for `reading` (or reads now) and builds the model over the bytes where they lie.
+    `rows`: whether that is with the weights of routed experts.
 
     `progress(done bytes, total bytes)` is called about twenty times a second. Raises
     CheckpointError.
     """
-    reading = reading or source.read()
+    reading = reading or source.read(rows=rows)
     reading.wait(progress)
     spec = source.spec
-    scope = Scope(tensors_of(source.plan, reading))
+    scope = Scope(tensors_of(source.plan if rows else source.beside_rows, reading))
     transformer = Transformer(spec, scope, ops)
-    rows = tuple(
-        scope.within(f"layers.{i}").experts(layer.ffn) if isinstance(layer.ffn, Moe) else None
-        for i, layer in enumerate(spec.layers)
-    )
-    return LoadedModel(spec, source.facts, transformer, rows)
+    experts: list[ExpertRows | None] = []
+    for i, layer in enumerate(spec.layers):
+        own = scope.within(f"layers.{i}")
+        moe = layer.ffn if isinstance(layer.ffn, Moe) else None
+        experts.append(None if moe is None else own.experts(moe) if rows else own.frame(moe))
+    return LoadedModel(spec, source.facts, transformer, tuple(experts))

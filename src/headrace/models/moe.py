@@ -22,9 +22,13 @@ class MoeBlock:
         self._shared = scope.mlp("shared", spec.activation) if shared else None
         self._gate = scope.linear("shared_gate") if shared and shared.gated else None
 
-    def __call__(self, x_TD: Tensor, experts: Experts) -> Tensor:
+    def route(self, x_TD: Tensor) -> Routing:
+        """What this layer's router chooses for such inputs."""
         logits_TE = self._ops.linear(x_TD, self._router)
-        routing = self._ops.route(logits_TE, self._correction, self._spec.router)
+        return self._ops.route(logits_TE, self._correction, self._spec.router)
+
+    def __call__(self, x_TD: Tensor, experts: Experts) -> Tensor:
+        routing = self.route(x_TD)
         y_TD = experts(self._layer, x_TD, routing)
         if self._shared is None:
             return y_TD

@@ -18,6 +18,7 @@ from headrace.weights.loader import Reading
 from headrace.weights.names import canonical_names
 from headrace.weights.open import open_checkpoint
 from headrace.weights.plan import WeightPlan, plan_weights
+from headrace.weights.rows import RowSource, rows_of, without_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,18 @@ class ModelSource:
     plan: WeightPlan
     facts: ModelFacts
 
-    def read(self) -> Reading:
-        """Starts reading all weights in the background."""
-        return Reading(self.plan)
+    def read(self, *, rows: bool = True) -> Reading:
+        """Starts reading all weights in the background; without `rows`, all but experts."""
+        return Reading(self.plan if rows else self.beside_rows)
+
+    @property
+    def beside_rows(self) -> WeightPlan:
+        """All weights but those of routed experts."""
+        return without_rows(self.plan, self.facts.experts)
+
+    def rows(self) -> RowSource:
+        """Where the routed experts lie. Raises CheckpointError where they cannot be read alone."""
+        return rows_of(self.plan, self.facts.experts)
 
 
 def open_model(path: Path) -> ModelSource:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -51,14 +51,18 @@ class Scope:
     def experts(self, moe: Moe) -> ExpertRows:
         """The routed experts of this layer."""
         gate, up, down = _one_dtype([self._stack(f"experts.{kind}") for kind in KINDS])
+        return replace(self.frame(moe), gate=gate, up=up, down=down)
+
+    def frame(self, moe: Moe) -> ExpertRows:
+        """All of the routed experts but their weights."""
         if not moe.expert_bias:
-            return ExpertRows(gate, up, down, moe.activation, alpha=moe.alpha, limit=moe.limit)
+            return ExpertRows((), (), (), moe.activation, alpha=moe.alpha, limit=moe.limit)
         stacks = [self._stack(f"experts.{kind}.bias") for kind in KINDS]
         gate_bias, up_bias, down_bias = (
             [decode(b).contiguous() for b in stack] for stack in stacks
         )
         return ExpertRows(
-            gate, up, down, moe.activation, gate_bias, up_bias, down_bias, moe.alpha, moe.limit
+            (), (), (), moe.activation, gate_bias, up_bias, down_bias, moe.alpha, moe.limit
         )
 
     def _stack(self, name: str) -> list[Tensor]:

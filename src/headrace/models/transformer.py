@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from headrace.models.attention import Angles, AttentionBlock
@@ -44,6 +45,7 @@ class Transformer:
         self._everyone = OneExpert()
         count = len(spec.layers)
         self._layers = [_layer(i, spec, tensors, ops, self._everyone) for i in range(count)]
+        self._renorms: dict[int, Tensor] = {}  # by MoE layer
         ropes = {layer.rope for layer in self._layers if layer.rope}
         self._turns = {rope: (frequencies(rope), angle_factor(rope)) for rope in ropes}
 
@@ -70,6 +72,23 @@ class Transformer:
     def best(self, logits_NV: Tensor) -> Tensor:
         """The best token of each row, int64 [N]; -1 where the row is not finite throughout."""
         return self._ops.best(logits_NV)
+
+    def guess(self, layer: int, x_TD: Tensor) -> Tensor | None:
+        """Experts that the next MoE layer would choose, int32 [T, X], were its input what goes
+        into this one's experts but for the norm; None behind the last one.
+        """
+        later = enumerate(self._layers[layer + 1 :], layer + 1)
+        to = next((i for i, one in later if isinstance(one.ffn, MoeBlock)), None)
+        if to is None:
+            return None
+        block = self._layers[to].ffn
+        assert isinstance(block, MoeBlock)
+        if to not in self._renorms:
+            own, their = (
+                self._layers[i].ffn_norm_D + int(self.spec.norm_plus_one) for i in (layer, to)
+            )
+            self._renorms[to] = torch.where(own == 0, 0.0, their / own)
+        return block.route(x_TD * self._renorms[to]).ids_TX
 
     def prepare(self, tokens: int) -> None:
         """Makes what steps of so many tokens share, so that no capture has to."""

@@ -162,6 +162,44 @@ def device_memory(facts: ModelFacts, free: int, need: DeviceNeed) -> MemoryBudge
     )
 
 
+def tier_memory(
+    facts: ModelFacts, total: int, free: int, need: DeviceNeed, slot_bytes: int
+) -> MemoryBudget:
+    """RAM with all but the experts, context first: what is left of `free` is a cache of theirs.
+
+    Raises CapacityError where the other weights, the asked context or a single block do not fit.
+    """
+    dense = facts.total_bytes - facts.experts_bytes
+    workspace = estimate_workspace(facts, need) if need.workspace is None else need.workspace
+    left = free - dense - workspace
+    if left <= 0:
+        raise CapacityError(
+            f"all that is no expert needs {mib(dense + workspace)} and {mib(free)} of memory are "
+            "free",
+            expected=f"more than {mib(dense + workspace + 2 * slot_bytes)}",
+            fix="stop other programs or choose a smaller model",
+        )
+    # As on the CPU alone, a small machine keeps no more than half for other programs.
+    reserve = min(reserve_bytes(total), left // 2)
+    room = left - reserve
+    state_bytes, slots = _state(facts, room, need.cache)
+    room -= state_bytes
+    block_bytes = facts.kv_bytes_per_token(need.cache.element_bytes) * need.cache.block_tokens
+    blocks = _context_blocks(block_bytes, room, need)
+    return MemoryBudget(
+        free=free,
+        weights=dense,
+        reserve=reserve,
+        state_bytes=state_bytes,
+        kv_bytes=blocks * block_bytes,
+        state_slots=slots,
+        kv_blocks=blocks,
+        block_tokens=need.cache.block_tokens,
+        slot_bytes=slot_bytes,
+        workspace=workspace,
+    )
+
+
 def _context_blocks(block_bytes: int, room: int, need: DeviceNeed) -> int:
     """Of one sequence, or what memory.kv_bytes says."""
     cache = need.cache

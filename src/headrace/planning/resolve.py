@@ -31,6 +31,7 @@ from headrace.planning.placement import (
     slots_choice,
 )
 from headrace.planning.profile import NOT_MEASURED, Found, fingerprint
+from headrace.planning.tier import TierPlan, plan_tier
 from headrace.planning.worth import chunk_tokens, worthwhile_slots
 
 __all__ = ["Choice", "ExecutionPlan", "ExpertsPlan", "resolve"]
@@ -57,6 +58,7 @@ class ExecutionPlan:
     memory: MemoryBudget  # of RAM on the CPU, else of the device
     need: CacheNeed  # what the caches were asked to hold
     experts: ExpertsPlan | None = None  # None on the CPU: they are computed where they lie
+    tier: TierPlan | None = None  # None: every expert is in memory
 
     @property
     def exact(self) -> bool:
@@ -74,6 +76,7 @@ class ExecutionPlan:
             "kv blocks": self.kv_blocks,
             "step tokens": self.step_tokens,
             **(self.experts.choices() if self.experts is not None else {}),
+            **(self.tier.choices() if self.tier is not None else {}),
         }
 
     def lines(self) -> list[str]:
@@ -124,10 +127,9 @@ def plan_for(
         kv_bytes=config.memory.kv_bytes,
         states=_saved_states(config, on_cpu=device.value == "cpu"),
     )
-    experts, step_tokens = None, _step_tokens(config)
+    experts, tier, step_tokens = None, None, _step_tokens(config)
     if device.value == "cpu":
-        total, free = machine.ram_total, machine.ram_free
-        memory = plan_memory(facts, ram_total=total, ram_free=free, need=need)
+        tier, memory = _in_ram(config, machine, facts, need)
     else:
         experts, memory, step_tokens = _on_device(config, machine, facts, found, need)
     return ExecutionPlan(
@@ -143,7 +145,24 @@ def plan_for(
         memory=memory,
         need=need,
         experts=experts,
+        tier=tier,
     )
+
+
+def _in_ram(
+    config: EngineConfig, machine: Machine, facts: ModelFacts, cache: CacheNeed
+) -> tuple[TierPlan | None, MemoryBudget]:
+    """The CPU's memory, and which experts are in it where not all are."""
+    total, free = machine.ram_total, machine.ram_free
+    need = DeviceNeed(cache, _step_tokens(config).value, config.context is not None)
+    if config.experts.ram is not None and facts.rows:
+        return plan_tier(config, machine, facts, need)
+    try:
+        return None, plan_memory(facts, ram_total=total, ram_free=free, need=cache)
+    except CapacityError:
+        if not facts.rows:
+            raise
+    return plan_tier(config, machine, facts, need)
 
 
 def kv_element_bytes(dtype: str) -> int:
@@ -155,6 +174,12 @@ def _on_device(
     config: EngineConfig, machine: Machine, facts: ModelFacts, found: Found, cache: CacheNeed
 ) -> tuple[ExpertsPlan, MemoryBudget, Choice[int]]:
     """The experts, the device's memory and the tokens of a step."""
+    if config.experts.ram is not None:
+        raise ConfigError(
+            f"experts.ram = {config.experts.ram} with a device",
+            expected="experts.ram where the CPU computes: a device takes its rows from RAM",
+            fix="device = cpu, or leave experts.ram out",
+        )
     if facts.experts_bytes > machine.ram_free:
         raise CapacityError(
             f"the experts need {mib(facts.experts_bytes)} and {mib(machine.ram_free)} of RAM "

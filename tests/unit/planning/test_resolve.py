@@ -105,11 +105,14 @@ def test_float32_doubles_kv_and_is_exact() -> None:
 
 
 def test_weights_that_do_not_fit() -> None:
-    with pytest.raises(CapacityError, match=r"4096 MiB.*1024 MiB") as raised:
+    with pytest.raises(CapacityError, match=r"4034 MiB.*1024 MiB") as raised:
         resolve(EngineConfig(), machine(GIB), facts())
     assert raised.value.retry_s is None
+    dense = facts(experts=(0,) * 8, top_k=(0,) * 8, expert_bytes=(0,) * 8)
+    with pytest.raises(CapacityError, match=r"4096 MiB.*1024 MiB"):
+        resolve(EngineConfig(), machine(GIB), dense)
     with pytest.raises(CapacityError, match="keys and values"):
-        resolve(EngineConfig(), machine(4 * GIB + 1000), facts())
+        resolve(EngineConfig(), machine(4 * GIB + 1000), dense)
 
 
 def recurrent(each: int) -> tuple[StateNeed, ...]:

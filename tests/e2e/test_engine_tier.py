@@ -1,0 +1,108 @@
+"""Experts on disk with RAM as their cache give the bits of all in memory, whatever RAM holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+from engines import built, load
+
+from headrace.engine.engine import Engine
+from headrace.engine.request import Request, Sampling
+from headrace.errors import CapacityError, CheckpointError
+from headrace.experts.disk import FromDisk
+
+PROMPTS = [tuple(3 + (i * 37 + j * j * 11) % 120 for j in range(3 + 7 * i)) for i in range(4)]
+REQUESTS = [Request(p, Sampling(temperature=0, max_tokens=12, ignore_eos=True)) for p in PROMPTS]
+RAM = ["2 slots", "3 slots", "25%", "60%", "100%"]
+
+
+@pytest.fixture(scope="module", params=list(tiny.CASES))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(request.param, tmp_path_factory)
+
+
+def answers(engine: Engine, requests: list[Request]) -> list[list[int]]:
+    tokens: dict[int, list[int]] = {engine.submit(request): [] for request in requests}
+    while not engine.idle:
+        for event in engine.step():
+            assert event.error is None
+            assert event.token is not None
+            tokens[event.request].append(event.token)
+        engine.check()
+    return list(tokens.values())
+
+
+def placement_of(engine: Engine) -> FromDisk:
+    placement = engine.live._built.placement
+    assert isinstance(placement, FromDisk)
+    return placement
+
+
+@pytest.fixture(scope="module")
+def truth(folder: Path) -> Any:
+    """(logits of the longest prompt, answers of all requests) of all in memory."""
+    engine = load(folder)
+    found = engine.score(PROMPTS[-1]), answers(engine, REQUESTS)
+    engine.close()
+    return found
+
+
+@pytest.mark.parametrize("ahead", ["on", "off"])
+@pytest.mark.parametrize("ram", RAM)
+def test_bits_are_those_of_all_in_memory(folder: Path, truth: Any, ram: str, ahead: str) -> None:
+    engine = load(folder, **{"experts.ram": ram, "experts.read_ahead": ahead})
+    placement = placement_of(engine)
+    assert np.array_equal(engine.score(PROMPTS[-1]), truth[0])
+    assert answers(engine, REQUESTS[:1]) == truth[1][:1]  # alone
+    placement.tier.drop()
+    placement.tier.check()
+    assert answers(engine, REQUESTS) == truth[1]  # together, up to four in a step
+    placement.tier.drop()
+    placement.tier.check()
+    assert placement.uses >= placement.misses > 0 or ram == "100%"
+    engine.close()
+
+
+def test_all_in_ram_is_read_once(folder: Path, truth: Any) -> None:
+    engine = load(folder, **{"experts.ram": "100%", "experts.read_ahead": "off"})
+    assert answers(engine, REQUESTS) == truth[1]
+    placement = placement_of(engine)
+    before = placement.status()["read_bytes"]
+    assert answers(engine, REQUESTS) == truth[1]
+    read = placement.status()["read_bytes"] - before
+    whole = engine.live._built.opening.source.facts.experts_bytes
+    assert read < whole / 2  # what the first requests did not use
+    engine.close()
+
+
+def test_a_file_cut_short_fails_the_request_and_not_the_engine(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = built("qwen3_moe", tmp_path_factory)
+    (file,) = folder.glob("*.safetensors")
+    whole = file.read_bytes()
+    engine = load(folder, **{"experts.ram": "3 slots"})
+    truth = answers(engine, REQUESTS)
+    with file.open("r+b") as cut:
+        cut.truncate(4096)
+    engine.submit(REQUESTS[1])
+    errors = []
+    while not engine.idle:
+        errors += [event.error for event in engine.step()]
+    assert [type(error) for error in errors] == [CheckpointError]
+    assert "cannot be read" in str(errors[0])
+    assert "file ended early" in str(errors[0])
+    file.write_bytes(whole)  # into the same file: it is open still
+    assert answers(engine, REQUESTS) == truth
+    placement_of(engine).tier.drop()
+    placement_of(engine).tier.check()
+    engine.close()
+
+
+def test_too_little_ram_is_refused_with_its_limits(folder: Path) -> None:
+    with pytest.raises(CapacityError, match=r"2 experts at least .* and at most"):
+        load(folder, **{"experts.ram": "1 slots"})

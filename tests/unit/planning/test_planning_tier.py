@@ -1,0 +1,97 @@
+"""Experts that do not fit into RAM: how many rows stay there, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.config import EngineConfig
+from headrace.errors import CapacityError, ConfigError
+from headrace.planning.facts import KvNeed, ModelFacts
+from headrace.planning.machine import Machine
+from headrace.planning.resolve import resolve
+from headrace.planning.tier import slot_bytes_of
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+def facts(**over: Any) -> ModelFacts:
+    """16 GiB of experts in 2048 rows of 8 MiB, 1 GiB beside them."""
+    numbers: dict[str, Any] = {
+        "family": "test",
+        "layers": 16,
+        "hidden": 64,
+        "vocab": 1000,
+        "max_context": 4096,
+        "state": (KvNeed(1024, 1024),) * 16,
+        "experts": (128,) * 16,
+        "top_k": (8,) * 16,
+        "expert_bytes": (8 * MIB,) * 16,
+        "total_bytes": 17 * GIB,
+        "dtype": "bfloat16",
+    }
+    return ModelFacts(**(numbers | over))
+
+
+def machine(free: int, total: int = 32 * GIB) -> Machine:
+    return Machine("Water Wheel 9", 8, 4, total, free, ("scalar",))
+
+
+def test_experts_that_fit_are_not_tiered() -> None:
+    plan = resolve(EngineConfig(), machine(24 * GIB), facts())
+    assert plan.tier is None
+    assert plan.memory.slot_bytes == 0
+
+
+def test_experts_that_do_not_fit_are_cached() -> None:
+    plan = resolve(EngineConfig(), machine(9 * GIB, 10 * GIB), facts())
+    assert plan.tier is not None
+    assert "17.0 GiB" in plan.tier.placement.reason
+    assert "9216 MiB" in plan.tier.placement.reason
+    assert plan.context.value == 4096  # context first
+    rows, spare = plan.tier.rows.value, plan.tier.spare
+    assert spare == 16
+    assert (rows, spare) == (plan.memory.expert_slots, plan.memory.staging_slots)
+    left = plan.memory.free - plan.memory.used
+    assert 0 <= left < plan.memory.slot_bytes
+    assert rows == pytest.approx(7 * GIB / slot_bytes_of(facts()), rel=0.05)
+    assert any("placement" in line and "disk" in line for line in plan.lines())
+
+
+def test_as_asked() -> None:
+    config = EngineConfig.of(**{"experts.ram": "40 slots", "experts.policy": "lru"})
+    plan = resolve(config, machine(24 * GIB), facts())
+    assert plan.tier is not None
+    assert (plan.tier.rows.value, plan.tier.spare) == (30, 10)
+    assert plan.tier.policy.value == "lru"
+    whole = resolve(EngineConfig.of(**{"experts.ram": "100%"}), machine(24 * GIB), facts())
+    assert whole.tier is not None
+    assert whole.tier.rows.value == 2048
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(CapacityError, match=r"holds 1 experts.*2 experts at least"):
+        resolve(EngineConfig.of(**{"experts.ram": "1 slots"}), machine(24 * GIB), facts())
+    with pytest.raises(CapacityError, match=r"at most \d+"):
+        resolve(EngineConfig.of(**{"experts.ram": "16GiB"}), machine(12 * GIB), facts())
+    with pytest.raises(CapacityError, match="no expert needs"):
+        resolve(EngineConfig(), machine(GIB), facts())
+    emulated = EngineConfig.of(device="emulated", **{"experts.ram": "25%"})
+    with pytest.raises(ConfigError, match=r"experts\.ram"):
+        resolve(emulated, machine(24 * GIB), facts())
+
+
+@given(st.integers(GIB, 17 * GIB), st.sampled_from([None, "2 slots", "10%", "4GiB", "99%"]))
+def test_never_more_than_there_is(free: int, asked: str | None) -> None:
+    config = EngineConfig.of(**({} if asked is None else {"experts.ram": asked}))
+    try:
+        plan = resolve(config, machine(free), facts())
+    except CapacityError:
+        return
+    assert plan.memory.used <= free
+    assert plan.tier is not None
+    assert 1 <= plan.tier.rows.value <= 2048
+    assert plan.tier.spare >= 1
