@@ -68,7 +68,7 @@ def limits_for(
     return Limits(
         slots=Bounds(1, facts.rows) if hybrid else Bounds(fixed, fixed),
         kv_blocks=Bounds(one, max(one, useful_blocks(need))),
-        state_slots=Bounds(states, states * need.most_states),
+        state_slots=Bounds(states, states * max(need.most_states, budget.state_slots)),
         unasked=Bounds(min(fixed, max(facts.top_k, default=1)) if hybrid else fixed, fixed),
         rows=facts.rows,
         block_bytes=facts.kv_bytes_per_token(need.element_bytes) * need.block_tokens,

@@ -32,7 +32,7 @@ from headrace.planning.placement import (
 )
 from headrace.planning.profile import NOT_MEASURED, Found, fingerprint
 from headrace.planning.tier import TierPlan, plan_tier
-from headrace.planning.worth import chunk_tokens, worthwhile_slots
+from headrace.planning.worth import chunk_tokens, worthwhile
 
 __all__ = ["Choice", "ExecutionPlan", "ExpertsPlan", "resolve"]
 
@@ -40,6 +40,7 @@ STEP_TOKENS = 512
 MOST_STEP_TOKENS = 8192  # where prompts stream the experts
 WORKSPACE_SHARE = 16  # of device memory, at most one part in so many for longer steps
 CPU_STATES, DEVICE_STATES = 32, 8  # slots at least, where saved states are kept
+MOST_DEVICE_STATES = 32  # of slots for which experts are given up
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +205,8 @@ def _on_device(
     blocks = useful_blocks(cache) if cache.kv_bytes is None else 0
     if plan.placement.value == "hybrid" and config.experts.cache is None and blocks:
         costs = costs_of(plan, machine, facts, cache.element_bytes)
-        plan = _worthwhile(plan, costs, budget, blocks, steps.value)
+        served = replace(need, step_tokens=steps.value)
+        plan, budget = _worthwhile(plan, costs, budget, served, blocks)
     memory = with_experts(budget, plan.slots.value, plan.staging.value, kv_blocks=blocks)
     return plan, memory, steps
 
@@ -229,22 +231,37 @@ def _longer_steps(costs: Costs, need: DeviceNeed, budget: MemoryBudget) -> tuple
 
 
 def _worthwhile(
-    plan: ExpertsPlan, costs: Costs, budget: MemoryBudget, blocks: int, chunk: int
-) -> ExpertsPlan:
-    """Slots that would save less than keys and values do are given to those."""
-    facts, most = costs.facts, plan.slots.value
-    slots = worthwhile_slots(
+    plan: ExpertsPlan, costs: Costs, budget: MemoryBudget, need: DeviceNeed, blocks: int
+) -> tuple[ExpertsPlan, MemoryBudget]:
+    """Slots that would save less than keys and values or saved states do are given to those."""
+    facts = costs.facts
+    least = _states_of(budget, min(need.cache.sequences, budget.state_slots))
+    saving = need.cache.states > 0
+    empty = with_experts(least if saving else budget, 0, plan.staging.value, kv_blocks=0)
+    most = min(facts.rows, (empty.free - empty.used) // empty.slot_bytes)
+    shares = worthwhile(
         costs,
-        with_experts(budget, 0, plan.staging.value, kv_blocks=0),
+        empty,
         least=min(most, max(facts.top_k)),
         most=most,
         kv_blocks=blocks,
-        chunk=chunk,
+        states=MOST_DEVICE_STATES if saving else budget.state_slots,
+        chunk=need.step_tokens,
     )
-    if slots == most:
-        return plan
-    why = f"{most} fit, beyond {slots} the memory saves more as keys and values"
-    return replace(plan, slots=slots_choice(slots, facts, why))
+    budget = _states_of(budget, shares.states)
+    if shares.slots == most:
+        return replace(plan, slots=slots_choice(most, facts, "what fits")), budget
+    others = "keys and values or saved states" if budget.state_slots else "keys and values"
+    why = f"{most} fit, beyond {shares.slots} the memory saves more as {others}"
+    return replace(plan, slots=slots_choice(shares.slots, facts, why)), budget
+
+
+def _states_of(budget: MemoryBudget, count: int) -> MemoryBudget:
+    """With so many state slots; as it is where the model has none."""
+    if budget.state_slots == 0:
+        return budget
+    each = budget.state_bytes // budget.state_slots
+    return replace(budget, state_slots=count, state_bytes=count * each)
 
 
 def costs_of(
