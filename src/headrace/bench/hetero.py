@@ -8,34 +8,21 @@ branches have the machine to themselves. Times are wall times of the very code t
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from headrace.bench.bank import random_bank
 from headrace.bench.checkpoint import Progress, Shape
 from headrace.bench.control import planning, resizing
+from headrace.bench.layers import Layers
+from headrace.bench.live import overlap, throttling
 from headrace.bench.report import fingerprint
 from headrace.charts import Line, line_chart
-from headrace.device.emulated import EmulatedDevice, Emulation
-from headrace.experts.bank import ExpertBank
-from headrace.experts.measure import measure
-from headrace.experts.placement import Hybrid, Prefill
-from headrace.experts.slots import ExpertSlots
-from headrace.experts.tuning import Tuner
-from headrace.ops.choose import ops_for
-from headrace.ops.table import ExpertRows, Ops, Routing
-from headrace.planning.profile import ProfileRow, layer_kind
+from headrace.planning.profile import ProfileRow
 from headrace.planning.split import balanced, branch_times, fill_none, guarded, paper
 
 LINKS = (0.25, 0.5, 1.0)  # of the measured host bandwidth
-KERNELS = 400e9  # bytes/s at which the paced device reads its slots
-SLOTS = 16
-
 
 Points = tuple[tuple[float, float], ...]
 
@@ -48,86 +35,6 @@ class Point:
     wall_s: float
     fill_s: float
     host_s: float
-
-
-class Layers:
-    """Layers of one model on one device; every expert that is asked for is missing."""
-
-    def __init__(self, bank: ExpertBank, link: float) -> None:
-        self.bank = bank
-        self.device = EmulatedDevice(Emulation(memory=8 << 30, link=link))
-        facts = bank.facts
-        self.kind = layer_kind(facts, 0) or ""
-        self._ops = _paced(ops_for(self.device), self.device, facts.expert_bytes[0])
-        self._x_TD = torch.randn(1, facts.hidden)
-        self._turn = 0
-
-    def measured(self) -> ProfileRow:
-        return measure(self.bank, self.device, self.bank.moe_layers)
-
-    def placed(self, row: ProfileRow, fill: str | float, misses: int) -> Hybrid:
-        """With its own small cache, in which nothing that is asked for ever is."""
-        facts = self.bank.facts
-        tuner = Tuner(
-            self.device,
-            [layer_kind(facts, layer) for layer in range(facts.layers)],
-            facts.expert_bytes,
-            {self.kind: row},
-            fill,
-            most=misses,
-            slots=SLOTS,
-        )
-        return Hybrid(
-            self.bank,
-            ExpertSlots(self.bank, self.device, capacity=SLOTS, staging=0),
-            self.device,
-            self._ops,
-            tuner,
-            most_tokens=1,
-            choose=lambda _: Prefill.ON_DEMAND,
-        )
-
-    def captured(self, placed: Hybrid, misses: int) -> Callable[[], float]:
-        """One decode step as it is served: captured once, replayed; seconds of a layer."""
-        facts = self.bank.facts
-        ids_1X = torch.zeros(1, misses, dtype=torch.int32)
-        routing = Routing(ids_1X, torch.full((1, misses), 1 / misses))
-        graph = self.device.graph()
-        assert graph is not None
-        placed.begin(1, prefill=False)
-        with torch.inference_mode(), graph.recording():
-            for layer in self.bank.moe_layers:
-                placed(layer, self._x_TD, routing)
-        placed.finish()
-        assert not graph.foreign, graph.foreign
-
-        def step() -> float:
-            first = self._turn * misses
-            self._turn += 1
-            for i in range(misses):
-                ids_1X[0, i] = (first + i) % facts.experts[0]
-            placed.begin(1, prefill=False)
-            began = time.perf_counter()
-            graph.replay()
-            seconds = time.perf_counter() - began
-            placed.finish()
-            return seconds / facts.layers
-
-        return step
-
-    def close(self) -> None:
-        self.device.close()
-
-
-def _paced(ops: Ops, device: EmulatedDevice, row_bytes: int) -> Ops:
-    """Evaluation of slots as a device of `KERNELS` bytes/s would do it; its results are not used
-    for anything here.
-    """
-
-    def experts_parts(x_TD: Tensor, ids_TX: Tensor, rows: ExpertRows, parts_TXD: Tensor) -> None:
-        device.pool.pace(round(1e9 * ids_TX.numel() * row_bytes / KERNELS))
-
-    return replace(ops, experts_parts=experts_parts)
 
 
 def sweep(layers: Layers, misses: int, steps: int) -> tuple[list[Point], ProfileRow]:
@@ -224,6 +131,13 @@ def charts(result: dict[str, Any]) -> dict[str, str]:
     return drawn
 
 
+def _overlaps(shape: Shape, link: float) -> list[dict[str, float]]:
+    """Four times as many layers as small: the first one's copies have nothing to hide behind."""
+    experts = max(shape.top_k, shape.experts // 4)
+    bank = random_bank(replace(shape, layers=4 * shape.layers, experts=experts))
+    return [overlap(bank, link, computing) for computing in (0.5, 1.0, 2.0)]
+
+
 def run(
     *, shape: Shape, misses: int, steps: int, links: tuple[float, ...], progress: Progress
 ) -> dict[str, Any]:
@@ -255,6 +169,8 @@ def run(
         )
     progress(len(links), len(links), "control")
     return {
+        "throttling": throttling(bank, links[-1] * alone.host, misses),
+        "overlap": _overlaps(shape, alone.host / 2),
         "bench": "hetero",
         "row_bytes": row_bytes,
         "misses": misses,

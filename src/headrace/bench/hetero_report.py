@@ -37,8 +37,25 @@ def text(result: dict[str, Any]) -> str:
         f"{planning['us_with_64']:.0f} us with 64",
         f"resizing a full cache of {resizing['mb']:.0f} MB: halved in {resizing['halved_ms']:.0f} "
         f"ms, doubled in {resizing['doubled_ms']:.0f} ms",
+        *_live(result),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _live(result: dict[str, Any]) -> list[str]:
+    """Throttling and overlap."""
+    misses = result["throttling"]["misses"]
+    lines = [
+        f"link at {part['link_share']:.0%} of the host: fetches {part['fills']} of {misses}, "
+        f"settled after {part['steps']} steps"
+        for part in result["throttling"]["parts"]
+    ]
+    return lines + [
+        f"a streamed chunk: copies {1e3 * one['copies_s']:.0f} ms, computing "
+        f"{1e3 * one['computing_s']:.0f} ms, both {1e3 * one['both_s']:.0f} ms: "
+        f"{one['over_the_larger']:.2f} times the larger"
+        for one in result["overlap"]
+    ]
 
 
 def _gb(rate: float) -> str:

@@ -79,8 +79,8 @@ def _cheapest(row: ProfileRow, row_bytes: int, misses: int, credit_s: float, *, 
                     best, least = q, cost
     if all_s - misses * credit_s <= least:
         best, least = misses, all_s - misses * credit_s
-    if guard and not least < min(all_s, none_s) * (1 - GUARD):
-        return misses if all_s <= none_s else 0
+    if guard and all_s <= none_s and least >= all_s * (1 - GUARD):
+        return misses
     return best
 
 

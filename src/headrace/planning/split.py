@@ -174,7 +174,10 @@ class Returns:
 
 
 def guarded(row: ProfileRow, row_bytes: int) -> FillRule:
-    """`balanced`, but the better of the two pure rules where the split gains 3% or less."""
+    """`balanced`, but fill-all where that is the better pure rule and the split gains 3% or less.
+
+    Against host-only a split that gains nothing stays: it takes no longer and warms the cache.
+    """
     best = balanced(row, row_bytes)
 
     def rule(misses: int) -> int:
@@ -182,9 +185,7 @@ def guarded(row: ProfileRow, row_bytes: int) -> FillRule:
         all_s = branch_times(row, row_bytes, misses, misses).step_s
         none_s = branch_times(row, row_bytes, misses, 0).step_s
         split_s = branch_times(row, row_bytes, misses, q).step_s
-        if split_s < min(all_s, none_s) * (1 - GUARD):
-            return q
-        return misses if all_s <= none_s else 0
+        return q if none_s < all_s or split_s < all_s * (1 - GUARD) else misses
 
     return rule
 
