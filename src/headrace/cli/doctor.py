@@ -130,9 +130,8 @@ def _disk() -> Finding:
 
 def _models() -> Finding:
     folder = home()
-    found = sorted(
-        {str(config.parent.relative_to(folder)) for config in folder.glob("**/config.json")}
-    )
+    marks = (mark for name in ("config.json", "*.gguf") for mark in folder.glob(f"**/{name}"))
+    found = sorted({str(mark.parent.relative_to(folder)) for mark in marks})
     return Finding(
         "models",
         "ok",

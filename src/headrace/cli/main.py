@@ -9,7 +9,19 @@ from collections.abc import Sequence
 
 import typer
 
-from headrace.cli import bench, chat, convert, ctl, doctor, measure, plan, run, serve, simulate
+from headrace.cli import (
+    bench,
+    chat,
+    convert,
+    ctl,
+    doctor,
+    measure,
+    plan,
+    pull,
+    run,
+    serve,
+    simulate,
+)
 from headrace.cli.complaint import complain
 from headrace.cli.environment import debugging
 from headrace.errors import HeadraceError
@@ -28,6 +40,7 @@ app.command("serve")(serve.serve)
 app.command("chat")(chat.chat)
 app.command("run")(run.run)
 app.command("plan")(plan.plan)
+app.command("pull")(pull.pull)
 app.command("convert")(convert.convert)
 app.command("verify")(convert.verify)
 app.command("measure")(measure.measure)

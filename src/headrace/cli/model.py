@@ -13,6 +13,7 @@ from headrace.cli.ahead import lasting
 from headrace.cli.environment import home
 from headrace.config import EngineConfig
 from headrace.errors import CheckpointError, ConfigError
+from headrace.weights.hub import Reference, pulled
 
 if TYPE_CHECKING:
     from headrace.api.session import Session
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from headrace.weights.checkpoint import Checkpoint
 
 Progress = Callable[[int, int], None]
-WHAT_WORKS = "a folder with config.json and safetensors files, a GGUF file, or `demo`"
+WHAT_WORKS = "a folder of safetensors files, a GGUF file, a hub id that was pulled, or `demo`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +57,16 @@ def resolve(model: str, progress: Progress) -> Path:
         if path.suffix == ".gguf":
             return path
         raise ConfigError(f"{model} is a file that cannot be served", expected=WHAT_WORKS)
-    hub_id = model.count("/") == 1 and not model.startswith((".", "/", "~"))
-    if hub_id:
+    reference = Reference.parse(model)
+    if reference is not None:
+        found = pulled(reference, home())
+        if found is not None:
+            return found
+        begun = reference.folder(home()).is_dir()
         raise ConfigError(
-            f"{model} is no folder here; models cannot be downloaded by their hub id yet",
+            f"{model} is not all here yet" if begun else f"{model} is no folder here",
             expected=WHAT_WORKS,
-            fix="download the files with another tool and give their folder",
+            fix=f"headrace pull {model}",
         )
     raise CheckpointError(f"there is no model {model!r}", expected=WHAT_WORKS, fix="check the path")
 
@@ -79,7 +84,9 @@ def loaded(model: str, config: EngineConfig, progress: Progress) -> Iterator[Loa
 
 def name_of(model: str, path: Path) -> str:
     """What a server calls the model."""
-    return model if model == "demo" else path.resolve().name.removesuffix(".gguf")
+    if model == "demo" or not Path(model).expanduser().exists():
+        return model
+    return path.resolve().name.removesuffix(".gguf")
 
 
 def load(path: Path, config: EngineConfig, progress: Progress, *, name: str) -> Loaded:
