@@ -117,6 +117,11 @@ class DenseParent:
         """Published names of all tensors, in file order."""
         return list(self._raw_names)
 
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """All of it."""
+        return self._file.meta
+
     def meta(self, key: str) -> Any:
         """A metadata value. Raises CheckpointError when the file lacks it."""
         if key not in self._file.meta:

@@ -1,60 +1,13 @@
 """Tokenizer files of the demo model, rebuilt from the metadata of the dense parent.
 
-A byte-level BPE as in `tokenizer.json`: single digits are split off, then the GPT-2 pattern.
+A byte-level BPE: single digits are split off, then the GPT-2 pattern, whatever it calls that.
 """
 
 import json
 from pathlib import Path
-from typing import Any
 
+from headrace.chat.gguf import tokenizer_json
 from headrace.demo.source import DenseParent
-
-_CONTROL = 3  # token_type of tokens that text can never produce
-
-
-def tokenizer_json(tokens: list[str], kinds: list[int], merges: list[str]) -> dict[str, Any]:
-    """The content of `tokenizer.json` for a vocabulary and its merges ("left right" each)."""
-    special = [i for i, kind in enumerate(kinds) if kind == _CONTROL]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {
-                "id": i,
-                "content": tokens[i],
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": True,
-            }
-            for i in special
-        ],
-        "normalizer": None,
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [
-                {"type": "Digits", "individual_digits": True},
-                {**byte_level, "use_regex": True},
-            ],
-        },
-        "post_processor": None,
-        "decoder": {**byte_level, "add_prefix_space": True, "use_regex": True},
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": {token: i for i, token in enumerate(tokens)},
-            "merges": [merge.split(" ", 1) for merge in merges],
-        },
-    }
 
 
 def write_tokenizer(parent: DenseParent, folder: Path) -> None:
@@ -64,8 +17,7 @@ def write_tokenizer(parent: DenseParent, folder: Path) -> None:
     eos = parent.meta("tokenizer.ggml.eos_token_id")
     pad = parent.meta("tokenizer.ggml.padding_token_id")
     unknown = parent.meta("tokenizer.ggml.unknown_token_id")
-    kinds = parent.meta("tokenizer.ggml.token_type")
-    model = tokenizer_json(tokens, kinds, parent.meta("tokenizer.ggml.merges"))
+    model = tokenizer_json({**parent.metadata, "tokenizer.ggml.pre": "smollm"}, str(parent.path))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": parent.dims.context,

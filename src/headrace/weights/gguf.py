@@ -19,6 +19,7 @@ from headrace.weights.safetensors import Entry
 
 MAX_HEADER_BYTES = 256 << 20
 MAX_ITEMS = 8 << 20  # of all arrays together: the largest vocabularies have half a million
+MAX_DEPTH = 4  # arrays in arrays
 MAX_STRING_BYTES = 32 << 20
 MAX_NAME_BYTES = 1 << 10
 MAX_DIMENSIONS = 4
@@ -174,14 +175,14 @@ class _Reader:
                     f"it ends at byte {end} of a file of {self._size}", "the whole file"
                 )
 
-    def _value(self, kind: int) -> Any:
+    def _value(self, kind: int, depth: int = 0) -> Any:
         if kind == _STRING:
             return self._text(MAX_STRING_BYTES, "its text", errors="replace")
         if kind in _SCALARS:
             value = self._one(_SCALARS[kind])
             return bool(value) if kind == _BOOL else value
-        if kind != _ARRAY:
-            raise self._torn(f"value type {kind}", "0 to 12")
+        if kind != _ARRAY or depth > MAX_DEPTH:
+            raise self._torn(f"value type {kind} in {depth} arrays", f"0 to 12, {MAX_DEPTH} deep")
         item, count = self._one("I"), self._one("Q")
         self._items += count
         if self._items > MAX_ITEMS:
@@ -190,7 +191,8 @@ class _Reader:
             self._fits(8 * count, f"an array of {count} texts")
             return self._texts(count)
         if item not in _SCALARS:
-            raise self._torn(f"an array of type {item}", "an array of numbers or texts")
+            self._fits(12 * count, f"an array of {count} arrays")
+            return [self._value(item, depth + 1) for _ in range(count)]
         form = f"<{count}{_SCALARS[item]}"
         values = struct.unpack(form, self._take(struct.calcsize(form)))
         return [bool(v) for v in values] if item == _BOOL else list(values)

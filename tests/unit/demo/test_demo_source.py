@@ -67,7 +67,7 @@ def test_a_cut_file_is_a_checkpoint_error_wherever_it_is_cut(
     for size in (0, 3, 4, 20, 100, 1000, 5000, len(whole) // 2, len(whole) - 33):
         path = tmp_path / "cut.gguf"
         path.write_bytes(whole[:size])
-        with pytest.raises(CheckpointError, match="cannot be read as GGUF"):
+        with pytest.raises(CheckpointError, match=r"cut\.gguf: "):
             DenseParent(path)
 
 

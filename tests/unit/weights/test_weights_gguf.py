@@ -43,6 +43,7 @@ def write(
     writer.add_float64("k.f64", 1e300)
     writer.add_array("k.texts", ["a", "", "ĠÄ", "\u2581x"])
     writer.add_array("k.numbers", [1, -2, 3])
+    writer.add_array("k.lists", [["a", "b"], ["c"]])
     writer.add_array("k.flags", [True, False])
     made = {"a": np.arange(15, dtype=np.float32).reshape(3, 5), "b": np.ones(7, np.float16)}
     for name, values in (made if tensors is None else tensors).items():
@@ -82,6 +83,7 @@ def test_metadata_of_every_kind(tmp_path: Path) -> None:
         "k.u8": 200, "k.i8": -3, "k.u16": 60_000, "k.i16": -300, "k.i32": -70_000, "k.f32": 0.5,
         "k.bool": True, "k.text": "häuser", "k.u64": 1 << 40, "k.i64": -(1 << 40), "k.f64": 1e300,
         "k.texts": ["a", "", "ĠÄ", "\u2581x"], "k.numbers": [1, -2, 3], "k.flags": [True, False],
+        "k.lists": [["a", "b"], ["c"]],
     }  # fmt: skip
     assert found["k.bool"] is True
 
@@ -136,7 +138,11 @@ BAD: dict[str, tuple[bytes, str]] = {
         one(keys=text("k") + struct.pack("<IIQ", 9, 8, 1 << 20), count=1), "1048576 texts"
     ),
     "array of arrays": (
-        one(keys=text("k") + struct.pack("<IIQ", 9, 9, 2), count=1), "array of type 9"
+        one(keys=text("k") + struct.pack("<IIQ", 9, 9, 1 << 20), count=1), "1048576 arrays"
+    ),
+    "arrays in arrays": (
+        one(keys=text("k") + struct.pack("<I", 9) + 9 * struct.pack("<IQ", 9, 1), count=1),
+        "in 5 arrays",
     ),
     "alignment 4": (one(keys=ALIGN + struct.pack("<I", 4), count=1), "alignment': it is 4"),
     "alignment 0": (one(keys=ALIGN + struct.pack("<I", 0), count=1), "alignment': it is 0"),
