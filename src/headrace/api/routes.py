@@ -66,6 +66,8 @@ class Api:
             post("/tokenize", self.tokenize),
             post("/detokenize", self.detokenize),
             get("/health", self.health),
+            # Agents knock there before they ask for anything.
+            get("/", self.health),
             get("/api/hello", self.health),
             get("/metrics", self.prometheus),
             get("/engine/status", self.status),

@@ -15,6 +15,7 @@ from headrace.cli import (
     convert,
     ctl,
     doctor,
+    launch,
     measure,
     plan,
     pull,
@@ -46,6 +47,7 @@ app.command("verify")(convert.verify)
 app.command("measure")(measure.measure)
 app.add_typer(ctl.app, name="ctl")
 app.command("simulate")(simulate.simulate)
+app.command("launch")(launch.launch)
 app.command("doctor")(doctor.doctor)
 app.add_typer(bench.app, name="bench")
 

@@ -264,7 +264,9 @@ def test_models_are_listed_in_the_shape_of_the_asker(start):
 
 
 def test_a_greeting_is_answered(start):
-    assert httpx.head(start().url + "/api/hello").status_code == 200
+    server = start()
+    for path in ("/api/hello", "/"):
+        assert httpx.head(server.url + path).status_code == 200
 
 
 EVENTS = st.lists(
