@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from headrace.chat.template import Shape
+from headrace.chat.template import CallIds, Shape
 from headrace.chat.types import Message, Tool, ToolCall
 from headrace.errors import RequestError
 
@@ -22,6 +23,14 @@ To call a function, answer with its name and an object of arguments, like this:
 {{"name": "function_name", "arguments": {{"argument": "value"}}}}
 </tool_call>
 Its result comes back between <tool_response> and </tool_response>."""
+_DEEPSEEK_TEXT = """## Tools
+You can call functions. One line of JSON describes each of them:
+
+{lines}
+
+Calls come at the end of an answer, all together, each with its name and an object of arguments:
+<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function_name<｜tool▁sep｜>{{"argument": "value"}}\
+<｜tool▁call▁end｜><｜tool▁calls▁end｜>"""
 
 
 def template_messages(
@@ -35,16 +44,20 @@ def template_messages(
     session and say nothing to a model are left out.
     Raises RequestError if a call's arguments must be an object and are not.
     """
-    if shape.tools and not shape.arguments_text:
+    native = shape.tools or shape.calls
+    if native and not shape.arguments_text:
         # Before anything moves: an error names the message as the client numbered it.
         for i, message in enumerate(messages):
             for n, call in enumerate(message.tool_calls):
                 _parsed(call, f"messages[{i}].tool_calls[{n}].function.arguments")
-    shaped = _without_volatile(messages)
+    shaped = with_call_ids(_without_volatile(messages), shape.call_ids)
     if not shape.tools:
-        shaped = [_calls_as_text(message) for message in shaped]
+        if not shape.calls:
+            shaped = [_calls_as_text(message) for message in shaped]
         if tools:
-            text = _TOOL_TEXT.format(lines="\n".join(tool_line(tool) for tool in tools))
+            text = (_DEEPSEEK_TEXT if shape.calls else _TOOL_TEXT).format(
+                lines="\n".join(tool_line(tool) for tool in tools)
+            )
             shaped.insert(0, Message("system", text))
             shaped = _lead_merged(shaped)
     if not shape.system:
@@ -54,6 +67,39 @@ def template_messages(
     if shape.alternating:
         shaped = _users_merged(shaped)
     return [_as_dict(message, shape) for message in shaped]
+
+
+def with_call_ids(messages: Sequence[Message], ids: CallIds) -> list[Message]:
+    """The same conversation; calls and results have ids as the template takes them, and results
+    the name of what was called."""
+    known: dict[str, tuple[str, str]] = {}  # the client's id -> ours, name
+    count = 0
+    shaped: list[Message] = []
+    for message in messages:
+        calls: list[ToolCall] = []
+        for call in message.tool_calls:
+            new = _call_id(call, count, ids)
+            count += 1
+            known[call.id] = (new, call.name)
+            calls.append(replace(call, id=new))
+        if message.role == "tool" and message.tool_call_id is not None:
+            plain = ToolCall(message.tool_call_id, message.name or "tool", "")
+            new, name = known.get(message.tool_call_id, (_call_id(plain, 0, ids), message.name))
+            shaped.append(replace(message, tool_call_id=new, name=message.name or name))
+        else:
+            shaped.append(replace(message, tool_calls=tuple(calls)) if calls else message)
+    return shaped
+
+
+def _call_id(call: ToolCall, count: int, ids: CallIds) -> str:
+    match ids:
+        case "nine":
+            if len(call.id) == 9 and call.id.isalnum():
+                return call.id
+            return hashlib.sha256(call.id.encode()).hexdigest()[:9]
+        case "indexed":
+            return f"functions.{call.name}:{count}"
+    return call.id
 
 
 def tool_dict(tool: Tool) -> dict[str, Any]:

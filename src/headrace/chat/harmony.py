@@ -66,10 +66,6 @@ class HarmonyReader:
     def stop_text(self) -> str | None:
         return self._stops.found
 
-    @property
-    def saw_tool_call(self) -> bool:
-        return self._count > 0
-
     def feed(self, token: int) -> list[ChatEvent]:
         """The events that became certain with this token."""
         if self.stopped:

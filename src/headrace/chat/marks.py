@@ -6,12 +6,14 @@ Everything behind this works on pieces, text or `Mark`, and never looks for deli
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from headrace.chat.stops import held_back
-from headrace.chat.style import Style
 
-MarkKind = Literal["think_open", "think_close", "call_open", "call_close"]
+if TYPE_CHECKING:
+    from headrace.chat.style import Delimiter, Style
+
+MarkKind = Literal["think_open", "think_close", "call_open", "call_close", "wrap"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +37,22 @@ class MarkScanner:
     def __init__(self, style: Style, *, calls: bool) -> None:
         self._by_token: dict[int, Mark] = {}
         self._by_text: dict[str, Mark] = {}
-        spans = [("think", style.think)] if style.think is not None else []
+        if style.think is not None:
+            self._add("think_open", style.think.open)
+            self._add("think_close", style.think.close)
         if calls:
-            spans.append(("call", style.call))
-        for name, span in spans:
-            for end, delimiter in (("open", span.open), ("close", span.close)):
-                kind: MarkKind = f"{name}_{end}"  # type: ignore[assignment]
-                if delimiter.token is None:
-                    self._by_text[delimiter.text] = Mark(kind, delimiter.text, certain=False)
-                else:
-                    self._by_token[delimiter.token] = Mark(kind, delimiter.text, certain=True)
+            self._add("call_open", style.call.open)
+            self._add("call_close", style.call.close)
+            for delimiter in style.wraps:
+                self._add("wrap", delimiter)
         self._texts = tuple(self._by_text)
         self._held = ""
+
+    def _add(self, kind: MarkKind, delimiter: Delimiter) -> None:
+        if delimiter.token is not None:
+            self._by_token[delimiter.token] = Mark(kind, delimiter.text, certain=True)
+        elif delimiter.text:
+            self._by_text[delimiter.text] = Mark(kind, delimiter.text, certain=False)
 
     def of_token(self, token: int) -> Mark | None:
         return self._by_token.get(token)
@@ -74,8 +80,9 @@ class MarkScanner:
         return [held] if held else []
 
     def _first(self, window: str) -> tuple[int, Mark] | None:
-        places = [(at, text) for text in self._texts if (at := window.find(text)) >= 0]
+        # Of two that begin together the longer one.
+        places = [(at, -len(text), text) for text in self._texts if (at := window.find(text)) >= 0]
         if not places:
             return None
-        at, text = min(places)
+        at, _, text = min(places)
         return at, self._by_text[text]

@@ -32,11 +32,14 @@ class TurnReader:
         stop: Sequence[str] = (),
         after_text: bool = False,
     ) -> None:
-        offered = tools if style.syntax is not None else ()
+        offered = tools if style.calls is not None else ()
         self._detokenizer = Detokenizer(tokenizer, after_text=after_text)
         self._marks = MarkScanner(style, calls=bool(offered))
-        self._reasoning = ReasoningSplitter(in_reasoning=in_reasoning, goes_on=after_text)
-        self._calls = CallReader(offered)
+        self._reasoning = ReasoningSplitter(
+            in_reasoning=in_reasoning, goes_on=after_text, lead=style.think_lead
+        )
+        self._calls = CallReader(offered, style.calls)
+        self._spelled = style.spelled if offered else {}
         self._stops = StopScanner(stop)
         self.reasoning_tokens = 0
 
@@ -50,15 +53,14 @@ class TurnReader:
         """The stop string that was met."""
         return self._stops.found
 
-    @property
-    def saw_tool_call(self) -> bool:
-        return self._calls.saw_call
-
     def feed(self, token: int) -> list[ChatEvent]:
         """The events that became certain with this token; neighbouring deltas are joined."""
         if self.stopped:
             return []
         self.reasoning_tokens += self._reasoning.thinking
+        spelled = self._spelled.get(token)
+        if spelled is not None:
+            return self._events(self._marks.feed(self._detokenizer.finish() + spelled))
         mark = self._marks.of_token(token)
         if mark is None:
             return self._events(self._marks.feed(self._detokenizer.feed(token)))

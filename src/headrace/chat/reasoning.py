@@ -14,8 +14,10 @@ class ReasoningSplitter:
     token inside the thinking ends it, as models forget the closing mark there.
     """
 
-    def __init__(self, *, in_reasoning: bool, goes_on: bool = False) -> None:
-        """`goes_on`: the thinking or the text began in the prompt; nothing here is its start."""
+    def __init__(self, *, in_reasoning: bool, goes_on: bool = False, lead: str = "") -> None:
+        """`goes_on`: the thinking or the text began in the prompt; nothing here is its start.
+        `lead`: a word of the layout with which a thinking begins."""
+        self._lead = lead
         self.thinking = in_reasoning
         self._fresh = not goes_on  # nothing of this thinking, or of the turn, delivered yet
         self._after = False  # right behind a thinking: line breaks are layout
@@ -60,6 +62,11 @@ class ReasoningSplitter:
 
     def _think(self, text: str) -> list[ReasoningDelta | Piece]:
         if self._fresh:
+            text, self._held = (self._held + text).lstrip("\n"), ""
+            if self._lead.startswith(text) and text != self._lead + "\n":
+                self._held = text
+                return []
+            text = text.removeprefix(self._lead + "\n") if self._lead else text
             text = text.lstrip("\n")
             if not text:
                 return []

@@ -145,7 +145,9 @@ class Renderer:
             events = [e for t in self._tokens(rendered, guard) for e in reader.feed(t)]
             return SpokenTurn.of((), events + reader.finish(), prompt, whole=True)
 
-        ends = [self.tokenizer.token_bytes(i).decode("utf-8", "replace") for i in self.end_ids]
+        # Where the next message begins the turn is over, but in channels it has several parts.
+        over = self.end_ids | (self.style.start_ids if self.style.channels is None else set())
+        ends = [self.tokenizer.token_bytes(i).decode("utf-8", "replace") for i in over]
         return Splicer(
             self.tokenizer,
             guarded=guard.text,

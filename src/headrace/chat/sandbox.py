@@ -45,7 +45,8 @@ class _GenerationTag(Extension):
 class _Sandbox(ImmutableSandboxedEnvironment):
     """Counts every loop pass and macro call, and refuses oversized products.
 
-    Lists may grow by `append` (some templates collect into one); all else stays immutable.
+    Lists, all made for one rendering, may change by `append` and `pop`, as some templates collect
+    into them and take from them; all else stays immutable.
     """
 
     intercepted_binops = frozenset({"*", "**"})
@@ -59,7 +60,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return tree
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        if isinstance(obj, list) and attr == "append":
+        if isinstance(obj, list) and attr in ("append", "pop"):
             return True
         return super().is_safe_attribute(obj, attr, value)
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from headrace.chat.tokenizer import Tokenizer
-
-CallSyntax = Literal["hermes", "qwen_xml", "harmony"]
+from headrace.chat.tools.body import Syntax
+from headrace.chat.tools.syntaxes import DEEPSEEK, HERMES, OTHER_SIGNS, SYNTAXES
 
 # (open, close); the first pair whose closing mark stands in the template is taken.
 _THINK_MARKS = (
@@ -19,14 +18,10 @@ _THINK_MARKS = (
     ("[THINK]", "[/THINK]"),
     ("<seed:think>", "</seed:think>"),
     ("<mm:think>", "</mm:think>"),
+    ("<|channel>", "<channel|>"),
 )
-_CALL_MARKS = ("<tool_call>", "</tool_call>")
-# A template that shows all words of a row writes calls in that syntax; the first row wins.
-_SYNTAXES: tuple[tuple[CallSyntax, tuple[str, ...]], ...] = (
-    ("qwen_xml", ("<tool_call>", "<function=", "<parameter=")),
-    ("hermes", ("<tool_call>", "name", "arguments")),
-)
-_OTHER_SYNTAX_SIGNS = ("<arg_key>", "<invoke", "[TOOL_CALLS]", "<|tool_calls_section_begin|>")
+# The word with which a thinking between such marks begins.
+_THINK_LEADS = {"<|channel>": "thought"}
 # Variables by which templates switch thinking on and off.
 _THINKING_SWITCHES = ("enable_thinking", "thinking")
 # Variables by which templates keep or drop the thinking of earlier turns, and what keeps it.
@@ -39,10 +34,20 @@ _KEEP_SWITCHES = {
     "truncate_history_thinking": False,
 }
 _CHANNEL_END_MARKS = ("<|return|>", "<|call|>")
-_END_MARKS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
+_END_MARKS = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<end_of_turn>",
+    "<turn|>",
+    "[e~[",
+    "<|eot|>",
+    "<|eom_id|>",
+)
 _START_MARKS = (
     *("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|start|>", "[INST]"),
-    *("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
+    *("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "<|header_start|>"),
+    *("<｜User｜>", "<｜Assistant｜>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "]~b]"),
+    *("<|turn>", "[TOOL_RESULTS]", "[AVAILABLE_TOOLS]", "<|begin|>", "<｜start▁of▁sentence｜>"),
 )
 
 
@@ -75,19 +80,30 @@ class Channels:
 class Style:
     """One checkpoint's way of answering.
 
-    `syntax` is None when the template writes calls in a way not known here: then calls stay text
-    and cannot be forced. `native_tools` tells whether the template itself describes tools.
+    `calls` is None when the template writes calls in a way not known here: then calls stay text and
+    cannot be forced. `native_tools` tells whether the template itself describes tools. A family
+    that answers in channels has neither thinking nor calls between delimiters.
     """
 
     think: Span | None
     call: Span
-    syntax: CallSyntax | None
+    calls: Syntax | None
     native_tools: bool
     thinking_switch: str | None
     channels: Channels | None  # then thinking and calls are told by channel, not by delimiters
     end_ids: frozenset[int]
     start_ids: frozenset[int] = frozenset()  # tokens with which a message begins
+    wraps: tuple[Delimiter, ...] = ()  # marks around calls
+    spelled: Mapping[int, str] = field(default_factory=dict)  # tokens that are a call's own text
+    think_lead: str = ""  # a word of the layout with which a thinking begins
     keep_thinking: Mapping[str, bool] = field(default_factory=dict)  # what keeps earlier thinking
+
+    @property
+    def syntax(self) -> str | None:
+        """The name of the way calls are written."""
+        if self.channels is not None:
+            return "harmony"
+        return self.calls.name if self.calls is not None else None
 
     @property
     def cut_before(self) -> frozenset[int]:
@@ -117,35 +133,53 @@ def detect_style(
     """
     source = template or ""
     think = next((pair for pair in _THINK_MARKS if pair[1] in source), None)
-    syntax: CallSyntax | None = "hermes"
     channels = _channels(source, tokenizer)
+    calls = _calls(source, native_tools=native_tools) if channels is None else None
     if channels is not None:
-        think, syntax = None, "harmony"
-    elif native_tools:
-        other = any(sign in source for sign in _OTHER_SYNTAX_SIGNS)
-        rows = (name for name, words in _SYNTAXES if all(word in source for word in words))
-        syntax = None if other else next(rows, None)
+        think = None
     marks = (*_END_MARKS, *_CHANNEL_END_MARKS) if channels is not None else _END_MARKS
     ends = (tokenizer.id_of(mark) for mark in marks if mark in source)
     starts = (tokenizer.id_of(mark) for mark in _START_MARKS if mark in source)
     switch = next((name for name in _THINKING_SWITCHES if name in variables), None)
     return Style(
         think=_span(think, tokenizer) if think else None,
-        call=_span(_CALL_MARKS, tokenizer),
-        syntax=syntax,
+        call=_span((calls or HERMES).marks, tokenizer),
+        calls=calls,
         native_tools=native_tools,
         thinking_switch=switch if think else None,
         channels=channels,
         end_ids=frozenset(i for i in ends if i is not None and i in tokenizer.special_ids),
         start_ids=frozenset(i for i in starts if i is not None and i in tokenizer.special_ids),
+        wraps=tuple(
+            delimiter
+            for wrap in (calls.wraps if calls else ())
+            for delimiter in [Delimiter(wrap, tokenizer.id_of(wrap))]
+        ),
+        spelled={
+            token: text
+            for text in (calls.spelled if calls else ())
+            if (token := tokenizer.id_of(text)) is not None
+        },
+        think_lead=_THINK_LEADS.get(think[0], "") if think else "",
         keep_thinking={name: on for name, on in _KEEP_SWITCHES.items() if name in variables},
     )
 
 
+def _calls(source: str, *, native_tools: bool) -> Syntax | None:
+    """Where a template shows no tools they are told in text, in a way that its calls have."""
+    if not native_tools:
+        return DEEPSEEK if all(sign in source for sign in DEEPSEEK.signs) else HERMES
+    rows = (row for row in SYNTAXES if all(sign in source for sign in row.signs))
+    found = next(rows, None)
+    if found is HERMES and any(sign in source for sign in OTHER_SIGNS):
+        return None
+    return found
+
+
 def _span(pair: tuple[str, str], tokenizer: Tokenizer) -> Span:
-    """Both marks by id, or both as text: a pair is never mixed."""
+    """Both marks by id, or both as text: a pair is never mixed. One of them may be empty."""
     ids = [tokenizer.id_of(text) for text in pair]
-    if None in ids:
+    if any(token is None and text for token, text in zip(ids, pair, strict=True)):
         ids = [None, None]
     return Span(Delimiter(pair[0], ids[0]), Delimiter(pair[1], ids[1]))
 

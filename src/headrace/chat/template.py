@@ -6,13 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jinja2
 from jinja2 import meta
 
 from headrace.chat.sandbox import SandboxedTemplate
 from headrace.chat.tokenizer import Json, Tokenizer, read_json
+from headrace.chat.tools.syntaxes import DEEPSEEK
 from headrace.errors import CheckpointError, RequestError
 
 RESERVED = frozenset(
@@ -45,6 +46,10 @@ _PROBE_TOOL = {
 }
 
 
+# nine = nine letters or digits; indexed = functions.NAME:N, N counting through the conversation
+CallIds = Literal["any", "nine", "indexed"]
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What a template accepts; messages are put into this shape before it is rendered."""
@@ -55,6 +60,8 @@ class Shape:
     later_system: bool = True  # such messages further on, where they stand
     alternating: bool = False  # refuses two user messages in a row
     tools: bool = False  # describes tools, and renders calls and results
+    calls: bool = False  # renders calls and results, though it does not describe tools
+    call_ids: CallIds = "any"
     reasoning_keys: tuple[str, ...] = ()  # the names it reads an earlier reasoning by
 
 
@@ -130,19 +137,27 @@ class ChatTemplate:
         system = self._shows("probe_system", [say("system", "probe_system"), user])
         later = [say("system", "first"), user, answer, say("system", "probe_system"), user]
         twice = [say("user", "probe_first"), user]
+        tools = self._shows("probe_tool", [user], [_PROBE_TOOL])
         return Shape(
             parts=parts,
             arguments_text=self._wants_arguments_text(say),
             system=system,
             later_system=system and self._in_place("probe_answer", "probe_system", later),
             alternating=not self._shows("probe_first", twice),
-            tools=self._shows("probe_tool", [user], [_PROBE_TOOL]),
+            tools=tools,
+            calls=not tools and all(sign in self.source for sign in DEEPSEEK.signs),
+            call_ids=self._call_ids(),
             reasoning_keys=tuple(
                 key
                 for key in ("reasoning_content", "thinking", "reasoning")
                 if re.search(rf"\.{key}\b|['\"]{key}['\"]", self.source)
             ),
         )
+
+    def _call_ids(self) -> CallIds:
+        if re.search(r"length *(!=|==) *9", self.source):
+            return "nine"
+        return "indexed" if "<|tool_call_argument_begin|>" in self.source else "any"
 
     def _wants_arguments_text(self, say: Any) -> bool:
         def shown(arguments: Any) -> str:

@@ -61,7 +61,7 @@ def call_rules(request: ChatRequest, style: Style) -> CallRules | None:
         return None
     if not request.tools:
         raise RequestError("a call is asked for but no tool is given", field="tool_choice")
-    if style.syntax is None:
+    if style.syntax not in ("hermes", "qwen_xml", "harmony"):
         if not (forced or strict):
             return None
         raise RequestError(

@@ -222,7 +222,7 @@ def test_tools_that_cannot_be_forced_name_the_field(hermes, xml, marked):
 def test_a_family_of_unknown_calls_cannot_be_forced(marked, hermes):
     from dataclasses import replace
 
-    style = replace(hermes.style, syntax=None)
+    style = replace(hermes.style, calls=None)
     assert compile_constraint(marked, ChatRequest(USER, (FIRST,)), style) is None
     request = ChatRequest(USER, (FIRST,), tool_choice=ToolChoice("required"))
     with pytest.raises(RequestError, match="not known") as caught:

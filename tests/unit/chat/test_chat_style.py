@@ -17,8 +17,8 @@ NATIVE = "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
         (XML_TEMPLATE, "<think>", "qwen_xml", "enable_thinking"),
         ("{{ messages[0].content }}", None, "hermes", None),
         (NATIVE, None, None, None),
-        (NATIVE + "<tool_call>name<arg_key>arguments</arg_key>", None, None, None),
-        (NATIVE + "[TOOL_CALLS]", None, None, None),
+        (NATIVE + "<tool_call>name<arg_keys>arguments</arg_keys>", None, None, None),
+        (NATIVE + "[TOOL_CALLS]", None, "mistral", None),
         ("[THINK][/THINK]{{ thinking }}", "[THINK]", "hermes", "thinking"),
         ("{{ enable_thinking }}", None, "hermes", None),
         ("<|channel|>analysis", None, "hermes", None),  # the vocabulary has no such marks

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from headrace.chat.marks import Mark, Piece
-from headrace.chat.tools.hermes import HermesCall
-from headrace.chat.tools.qwen_xml import XmlCall
+from headrace.chat.tools.body import CallBody, Syntax
 from headrace.chat.types import (
     ChatEvent,
     TextDelta,
@@ -17,30 +15,6 @@ from headrace.chat.types import (
     ToolCallEnd,
     ToolCallStart,
 )
-
-
-class CallBody(Protocol):
-    """One call between its delimiters, read as it comes.
-
-    `name` is set once the call is certain to be one. `failed` is only ever set before that.
-    """
-
-    name: str | None
-    failed: bool
-
-    def feed(self, text: str) -> None: ...
-
-    def closes(self, mark: Mark) -> bool:
-        """False if `mark` stands inside a value and is part of it."""
-        ...
-
-    def end(self, *, cut: bool) -> None:
-        """No more text comes: the closing mark was read or, if `cut`, the answer is over."""
-        ...
-
-    def take(self) -> str:
-        """The arguments' JSON text since the last `take`; only meaningful once `name` is set."""
-        ...
 
 
 def new_call_id() -> str:
@@ -52,24 +26,29 @@ class CallReader:
     """Turns pieces outside of thinking into text and call events.
 
     The line breaks between text and a call, and after a call, are the template's layout and left
-    out. The syntax is told from the first character of a call: `{` or `<`.
+    out; so are the marks around calls. `syntax` is None where no calls are read.
     """
 
-    def __init__(self, tools: Sequence[Tool], new_id: Callable[[], str] = new_call_id) -> None:
+    def __init__(
+        self,
+        tools: Sequence[Tool],
+        syntax: Syntax | None,
+        new_id: Callable[[], str] = new_call_id,
+    ) -> None:
         self._tools = {tool.name: tool for tool in tools}
+        self._syntax = syntax
         self._new_id = new_id
         self._count = 0
         self._body: CallBody | None = None
         self._raw: list[str] = []  # the call so far, until it is certain to be one
         self.in_call = False  # then every piece belongs here, thinking marks too
         self._started = False
+        self._bare = bool(syntax and syntax.bare)  # a call may begin here without a mark
+        self._unmarked = False  # this call did
         self._after = False  # right behind a call
         self._spilled = False  # a malformed call became text: its closing mark is text too
-        self._held = ""  # line breaks that may turn out to stand before a call
-
-    @property
-    def saw_call(self) -> bool:
-        return self._count > 0
+        self._held = ""  # layout that may turn out to stand before a call
+        self._wrapped = False  # a mark that stands around calls is part of it
 
     def feed(self, piece: Piece) -> list[ChatEvent]:
         if self.in_call:
@@ -77,8 +56,11 @@ class CallReader:
         if isinstance(piece, str):
             return self._text(piece)
         if piece.kind == "call_open":
-            self._held = ""
             self._open(piece)
+            return []
+        if piece.kind == "wrap":
+            if not (piece.certain or self._after):
+                self._held, self._wrapped = self._held + piece.text, True
             return []
         spilled, self._spilled = self._spilled, False
         if piece.certain and not spilled:
@@ -88,7 +70,9 @@ class CallReader:
     def finish(self) -> list[ChatEvent]:
         """What was held back, and the end of a call that the answer's end cut off."""
         if self.in_call:
-            return self._close(None)
+            # Without a closing mark of its own a call is as whole at the end as it can be.
+            open_ended = self._syntax is not None and (self._unmarked or not self._syntax.close)
+            return self._close(None, cut=not open_ended)
         held, self._held = self._held, ""
         return [TextDelta(held)] if held else []
 
@@ -100,23 +84,36 @@ class CallReader:
             if not text:
                 return []
             self._after = False
+        if self._bare and text.strip():
+            self._bare = False
+            assert self._syntax is not None
+            if text.lstrip().startswith(self._syntax.bare):
+                self._open(Mark("call_open", "", certain=False))
+                self._unmarked = True
+                return self._call(text)
         text = self._held + text
+        if self._wrapped and not text.rstrip("\n")[len(self._held.rstrip("\n")) :].strip():
+            self._held = text
+            return []
+        self._wrapped = False
         body = text.rstrip("\n")
         self._held = text[len(body) :]
         return [TextDelta(body)] if body else []
 
     def _open(self, mark: Mark) -> None:
         self.in_call, self._started, self._after = True, False, False
-        self._spilled = False
-        self._body, self._raw = None, [mark.text]
+        self._spilled = self._unmarked = self._bare = self._wrapped = False
+        self._body, self._raw = None, [self._held, mark.text]
+        self._held = ""
 
     def _call(self, piece: Piece) -> list[ChatEvent]:
         if isinstance(piece, Mark):
             if self._body is None or self._body.closes(piece):
-                if piece.kind == "call_close":
-                    return self._close(piece)
+                if piece.kind in ("call_close", "wrap"):
+                    return self._close(piece, cut=False)
                 if piece.kind == "call_open":
-                    events = self._close(None)
+                    open_ended = self._syntax is not None and not self._syntax.close
+                    events = self._close(None, cut=not open_ended)
                     self._open(piece)
                     return events
             piece = piece.text
@@ -126,16 +123,23 @@ class CallReader:
             piece = piece.lstrip()
             if not piece:
                 return []
-            self._body = self._choose(piece)
+            assert self._syntax is not None
+            self._body = self._syntax.body(self._tools, piece[0])
             if self._body is None:
                 return self._spill(None)
-        self._body.feed(piece)
-        return self._spill(None) if self._body.failed else self._progress()
+        body = self._body
+        body.feed(piece)
+        if body.failed or self._refused(body):
+            return self._spill(None)
+        events = self._progress()
+        if body.ended:
+            events += self._close(None, cut=False)
+            events += self.feed(body.left) if body.left else []
+        return events
 
-    def _choose(self, text: str) -> CallBody | None:
-        if text[0] == "{":
-            return HermesCall()
-        return XmlCall(self._tools) if text[0] == "<" else None
+    def _refused(self, body: CallBody) -> bool:
+        """Without a mark only what names a tool is a call: it could be an answer in JSON."""
+        return self._unmarked and body.name is not None and body.name not in self._tools
 
     def _progress(self) -> list[ChatEvent]:
         body = self._body
@@ -144,19 +148,27 @@ class CallReader:
         events: list[ChatEvent] = []
         if not self._started:
             self._started, self._raw = True, []
-            events.append(ToolCallStart(self._count, self._new_id(), body.name))
-            self._count += 1
+            events.append(self._start(body.name))
         if text := body.take():
             events.append(ToolCallDelta(self._count - 1, text))
         return events
 
-    def _close(self, mark: Mark | None) -> list[ChatEvent]:
-        if self._body is not None:
-            self._body.end(cut=mark is None)
-        if self._body is None or self._body.failed or self._body.name is None:
+    def _start(self, name: str) -> ToolCallStart:
+        self._count += 1
+        return ToolCallStart(self._count - 1, self._new_id(), name)
+
+    def _close(self, mark: Mark | None, *, cut: bool) -> list[ChatEvent]:
+        body = self._body
+        if body is not None:
+            body.end(cut=cut)
+        if body is None or body.failed or body.name is None or self._refused(body):
             return self._spill(mark)
         events = self._progress()
         events.append(ToolCallEnd(self._count - 1))
+        for name, arguments in body.more:
+            events.append(self._start(name))
+            events.append(ToolCallDelta(self._count - 1, arguments))
+            events.append(ToolCallEnd(self._count - 1))
         self.in_call, self._after = False, True
         self._body = None
         return events

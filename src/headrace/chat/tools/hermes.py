@@ -18,6 +18,10 @@ class HermesCall:
     passed on as it is, and the client sees arguments that do not parse, as the model wrote them.
     """
 
+    ended = False
+    left = ""
+    more: tuple[tuple[str, str], ...] = ()
+
     def __init__(self) -> None:
         self.name: str | None = None
         self.failed = False

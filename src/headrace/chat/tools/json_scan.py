@@ -37,6 +37,10 @@ class JsonScanner:
         self._out.clear()
         return text
 
+    def add(self, text: str) -> None:
+        """Text that is passed on unread."""
+        self._out.append(text)
+
     def feed(self, text: str, at: int = 0) -> int:
         """Consume `text` from `at`; the index of the first character that was not part of it."""
         while at < len(text) and not (self.done or self.failed):

@@ -1,0 +1,126 @@
+"""The call syntaxes of all families: what is read does not depend on how an answer is cut."""
+
+import json
+
+import pytest
+from chat_reading import calls, plain_events, text_of
+from families import ARGUMENTS, EDIT, FAMILIES, renderer_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.chat.reader import TurnReader, joined
+from headrace.chat.types import TextDelta, ToolCallDelta
+
+RENDERERS = {
+    (name, as_text): renderer_of(family, as_text=as_text)
+    for name, family in FAMILIES.items()
+    for as_text in (False, True)
+}
+BOTH = pytest.mark.parametrize(("name", "as_text"), RENDERERS)
+
+
+def events_of(renderer, text, steps=(1,), *, tools=(EDIT,)):
+    """The tokens of the text, told apart from a reader's view: so many pieces a feed."""
+    reader = TurnReader(renderer.tokenizer, renderer.style, tools)
+    events = []
+    for token in renderer.tokenizer.encode(text, special=True):
+        events += reader.feed(token)
+    return joined(events + reader.finish())
+
+
+@BOTH
+def test_two_calls_behind_a_text(name, as_text):
+    family, renderer = FAMILIES[name], RENDERERS[name, as_text]
+    assert renderer.style.syntax == family.syntax
+    events = events_of(renderer, family.before + family.answer)
+    assert text_of(events) == family.before
+    assert calls(events) == [("edit", ARGUMENTS), ("edit", {})]
+
+
+@BOTH
+def test_without_tools_calls_are_text(name, as_text):
+    family, renderer = FAMILIES[name], RENDERERS[name, as_text]
+    events = events_of(renderer, family.before + family.answer, tools=())
+    assert all(isinstance(event, TextDelta) for event in events)
+
+
+@BOTH
+@settings(max_examples=30)
+@given(data=st.data())
+def test_a_cut_answer_loses_nothing(name, as_text, data):
+    """Wherever an answer ends: no error, and calls that were whole before are delivered."""
+    family, renderer = FAMILIES[name], RENDERERS[name, as_text]
+    text = family.before + family.answer
+    end = data.draw(st.integers(0, len(text)))
+    events = events_of(renderer, text[:end])
+    said = text_of(events)
+    whole = [event for event in plain_events(events) if isinstance(event, tuple)]
+    assert said.startswith(family.before[:end])
+    for _, called, arguments in whole[:-1]:
+        assert (called, json.loads(arguments)) == ("edit", ARGUMENTS)
+    if not whole:
+        # All that came is text, but for tokens that are marks and layout at the end.
+        shown = renderer.tokenizer.decode(renderer.tokenizer.encode(text[:end], special=True))
+        assert shown.replace("\n", "").startswith(said.replace("\n", "")[: len(shown)]) or (
+            said.replace("\n", "").startswith(family.before)
+        )
+
+
+broken = st.lists(
+    st.sampled_from(
+        [*'{}[]"<>:,=()|/ \n', "edit", "call:", "name", "é", "1", '"name": ', "arguments", "true"]
+    ),
+    max_size=10,
+).map("".join)
+
+
+@BOTH
+@settings(max_examples=30)
+@given(noise=broken, data=st.data())
+def test_noise_never_breaks_a_stream(name, as_text, noise, data):
+    family, renderer = FAMILIES[name], RENDERERS[name, as_text]
+    text = family.before + family.answer
+    at = data.draw(st.integers(0, len(text)))
+    start = data.draw(st.integers(0, at))
+    events = plain_events(events_of(renderer, text[:start] + noise + text[at:]))
+    for event in events:
+        assert isinstance(event, TextDelta) or event[1]
+
+
+@pytest.mark.parametrize("name", sorted(set(FAMILIES) - {"mistral", "mistral list", "llama"}))
+@pytest.mark.parametrize("as_text", [False, True])
+def test_an_empty_call_is_text(name, as_text):
+    renderer = RENDERERS[name, as_text]
+    style = renderer.style
+    text = f"Say {style.call.open.text} {style.call.close.text}."
+    events = events_of(renderer, text)
+    assert events == [TextDelta(text)]
+
+
+def test_strings_come_while_they_are_written():
+    for name in ("glm", "dsml", "minimax", "kimi", "deepseek", "gemma", "mistral", "llama"):
+        family, renderer = FAMILIES[name], RENDERERS[name, False]
+        text = family.answer.replace("<c>", "the wheel turns " * 20)
+        reader = TurnReader(renderer.tokenizer, renderer.style, (EDIT,))
+        pieces = 0
+        for token in renderer.tokenizer.encode(text, special=True):
+            pieces += sum(isinstance(event, ToolCallDelta) for event in reader.feed(token))
+        assert pieces > 100, name
+
+
+def test_json_without_a_mark_is_a_call_only_if_it_names_a_tool():
+    renderer = RENDERERS["llama", False]
+    call = '{"name": "edit", "parameters": {"path": "x"}}'
+    assert calls(events_of(renderer, call)) == [("edit", {"path": "x"})]
+    for answer in ('{"name": "Bob", "age": 3}', '{"name": "Bob"}', "{", '{"a": 1}', f"So: {call}"):
+        assert events_of(renderer, answer) == [TextDelta(answer)]
+
+
+def test_a_typed_parameter_is_read_as_it_says():
+    renderer = RENDERERS["dsml", False]
+    text = FAMILIES["dsml"].answer.replace(
+        'name="size" string="false"', 'name="size" string="true"'
+    )
+    assert calls(events_of(renderer, text))[0][1]["size"] == "-3"
+    text = FAMILIES["dsml"].answer.replace('name="size"', 'name="other"')
+    assert calls(events_of(renderer, text))[0][1]["other"] == -3
