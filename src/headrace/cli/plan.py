@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,6 +17,7 @@ from headrace.config import EngineConfig
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
+    from headrace.models.source import ModelSource
     from headrace.planning.facts import ModelFacts
     from headrace.planning.forecast import Forecast
 
@@ -47,30 +49,35 @@ def plan(
         config, settings, device=device, dtype=dtype, context=max(lengths, default=None)
     )
     with Meter("preparing") as meter:
-        facts = open_model(folder_of(model, meter.show)).facts
-    shown = (
-        _here(made, facts, lengths) if machine is None else _there(made, facts, machine, lengths)
-    )
+        source = open_model(folder_of(model, meter.show))
+    if machine is None:
+        shown = _here(made, source, lengths)
+    else:
+        shown = _there(made, source.facts, machine, lengths)
     if as_json:
         sys.stdout.write(json.dumps({"model": model} | forecast.as_json(shown)) + "\n")
     else:
         sys.stdout.write(f"{model} {forecast.as_text(shown)}\n")
 
 
-def _here(config: EngineConfig, facts: ModelFacts, contexts: list[int]) -> Forecast:
+def _here(config: EngineConfig, source: ModelSource, contexts: list[int]) -> Forecast:
     from headrace import _native  # noqa: PLC0415 start-up time
     from headrace.planning import resolve  # noqa: PLC0415 start-up time
     from headrace.planning.forecast import forecast  # noqa: PLC0415 start-up time
     from headrace.planning.machine import Machine  # noqa: PLC0415 start-up time
     from headrace.planning.profile import find_profile, profile_path  # noqa: PLC0415 start-up time
+    from headrace.weights.probe import probe  # noqa: PLC0415 start-up time
 
+    facts = source.facts
     choice = resolve.resolve_device(config, facts)
     machine = resolve.equip(config, Machine.probe(_native.isas()), facts, choice)
     mark = resolve.profile_mark(config, machine, facts)
     found = find_profile(profile_path(home(), facts), mark)
     made = resolve.plan_for(config, machine, facts, choice, found)
+    if made.tier is not None:
+        machine = replace(machine, disk=probe(source.rows()).rate or None)
     bytes_each = resolve.kv_element_bytes(made.dtype.value)
-    costs = resolve.costs_of(made.experts, machine, facts, bytes_each, found)
+    costs = resolve.costs_of(made.experts, machine, facts, bytes_each, found, made.tier)
     return forecast(machine.name, made, costs, contexts)
 
 
@@ -100,5 +107,8 @@ def _there(config: EngineConfig, facts: ModelFacts, name: str, contexts: list[in
     made = resolve.plan_for(config, machine, facts, choice)
     bytes_each = resolve.kv_element_bytes(made.dtype.value)
     return forecast(
-        machine.name, made, resolve.costs_of(made.experts, machine, facts, bytes_each), contexts
+        machine.name,
+        made,
+        resolve.costs_of(made.experts, machine, facts, bytes_each, tier=made.tier),
+        contexts,
     )

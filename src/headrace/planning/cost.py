@@ -41,6 +41,14 @@ class Seating:
 
 
 @dataclass(frozen=True, slots=True)
+class OnDisk:
+    """Experts on disk: how many rows RAM holds, and bytes/s of the reads."""
+
+    rows: int
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepCost:
     """Seconds of one decode step."""
 
@@ -63,11 +71,14 @@ class Costs:
     element_bytes: int  # of keys and values
     seating: Seating | None = None
     misses: Curve | None = None  # None = from the model's shape
+    disk: OnDisk | None = None  # None: every expert is in memory
 
     @property
     def share(self) -> float:
-        """Of all experts, those that the device holds."""
+        """Of all experts, those that the device holds, or RAM where they lie on disk."""
         seating = self.seating
+        if self.disk is not None:
+            return self.disk.rows / self.facts.rows
         if seating is None or seating.placement == "resident":
             return 1.0
         return min(1.0, seating.slots / self.facts.rows) if self.facts.rows else 1.0
@@ -75,6 +86,8 @@ class Costs:
     @property
     def miss_rate(self) -> float:
         """Of the experts that a decode step uses, in the long run."""
+        if self.disk is not None:
+            return self._curve.at(self.share)
         if self.seating is None or self.seating.placement == "resident":
             return 0.0
         if self.seating.placement == "host":
@@ -82,9 +95,13 @@ class Costs:
         # Nothing enters a cache that is never filled.
         if not any(any(table) for table in self.seating.quotas.values()):
             return 1.0
+        return self._curve.at(self.share)
+
+    @property
+    def _curve(self) -> Curve:
         if self.misses is not None:
-            return self.misses.at(self.share)
-        return miss_curve(sum(self.facts.top_k) / self.facts.rows).at(self.share)
+            return self.misses
+        return miss_curve(sum(self.facts.top_k) / self.facts.rows)
 
     def decode(self, context: int, batch: int = 1) -> StepCost:
         """One token of each of `batch` sequences that are `context` tokens long."""
@@ -96,7 +113,9 @@ class Costs:
             uses = max(1, round(distinct(facts.experts[layer], facts.top_k[layer], batch)))
             hits_s = uses * facts.expert_bytes[layer] / speeds.kernels
             experts_s += count * hits_s
-            if rate > 0:
+            if self.disk is not None:
+                misses_s += count * (self._reading(layer, uses, rate, self.disk.rate) - hits_s)
+            elif rate > 0:
                 misses_s += count * (self._missing(layer, uses, rate) - hits_s)
         return StepCost(
             dense_s=dense / speeds.kernels,
@@ -127,7 +146,9 @@ class Costs:
         times: dict[tuple[int, int, int], tuple[float, float]] = {}
         for layer, shape in self._shapes():
             if shape not in times:
-                if resident:
+                if self.disk is not None:
+                    times[shape] = self._read_chunk(layer, tokens, self.disk.rate), 0.0
+                elif resident:
                     times[shape] = self._compute(layer, tokens), 0.0
                 elif how == "stream":
                     times[shape] = self._compute(layer, tokens), self._copy(layer)
@@ -225,6 +246,19 @@ class Costs:
             device_s = times.fill_s + here * nbytes / self.speeds.kernels
             total += odds * max(device_s, times.host_s)
         return total
+
+    def _reading(self, layer: int, uses: float, rate: float, disk: float) -> float:
+        """A layer whose misses are read while its hits are computed; they are computed after it."""
+        nbytes = self.facts.expert_bytes[layer]
+        read_s = uses * rate * nbytes / disk
+        hits_s = uses * (1 - rate) * nbytes / self.speeds.kernels
+        return max(read_s, hits_s) + uses * rate * nbytes / self.speeds.kernels
+
+    def _read_chunk(self, layer: int, tokens: int, disk: float) -> float:
+        """Rows of a prompt's chunk that RAM does not hold are computed while others are read."""
+        facts = self.facts
+        read = distinct(facts.experts[layer], facts.top_k[layer], tokens) * (1 - self.share)
+        return max(read * facts.expert_bytes[layer] / disk, self._compute(layer, tokens))
 
     def _dense_prefill(self, tokens: int, start: int) -> float:
         """All but the routed experts. Attention: 4 operations a pair of tokens and hidden value."""

@@ -37,6 +37,7 @@ class Forecast:
     miss_rate: float  # of expert uses while decoding
     stream_from: int | None  # tokens of a chunk from which whole layers are streamed
     predictions: tuple[Prediction, ...]
+    disk: float | None = None  # bytes/s, where rows come from it
 
 
 def forecast(
@@ -53,6 +54,7 @@ def forecast(
         costs.miss_rate,
         costs.stream_from(chunk),
         tuple(_predict(costs, length, chunk) for length in lengths),
+        None if costs.disk is None else costs.disk.rate,
     )
 
 
@@ -102,11 +104,18 @@ def as_text(made: Forecast) -> str:
     lines += [f"  {name:<16} {mib(n):>10}  {note}" for name, n, note in memory_rows(plan.memory)]
     if experts is not None and experts.placement.value != "resident":
         lines += ["", f"expected misses: {made.miss_rate:.1%} of expert uses; {_streams(made)}"]
+    if made.disk is not None:
+        lines += ["", f"expected misses: {made.miss_rate:.1%} of expert uses, {_read(made)}"]
     lines += ["", f"{'context':>9} {'tokens/s':>9} {'first token':>12}"]
     for at in made.predictions:
         lines.append(f"{at.context:>9} {at.tokens_per_s:>9.1f} {at.first_token_s:>10.2f} s")
     lines.append("predicted from bandwidths, one sequence, nothing reused; see docs/planning.md")
     return "\n".join(lines)
+
+
+def _read(made: Forecast) -> str:
+    assert made.disk is not None
+    return f"read from disk at {made.disk / 1e9:.2f} GB/s"
 
 
 def _streams(made: Forecast) -> str:
@@ -127,5 +136,6 @@ def as_json(made: Forecast) -> dict[str, Any]:
         "rates": {} if experts is None else {k: asdict(r) for k, r in experts.rows.items()},
         "miss_rate": made.miss_rate,
         "stream_from": made.stream_from,
+        "disk": made.disk,
         "predictions": [asdict(at) for at in made.predictions],
     }

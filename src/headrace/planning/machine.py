@@ -39,6 +39,7 @@ class Machine:
     isas: tuple[str, ...] = ()  # kernel sets that run here, slowest first
     device: Accelerator | None = None
     rates: ProfileRow | None = None  # declared: link to the device and host memory
+    disk: float | None = None  # bytes/s at which rows come from it, where that is known
 
     @classmethod
     def probe(cls, isas: Sequence[str] = (), root: Path = Path("/")) -> Machine:

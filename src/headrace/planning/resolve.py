@@ -17,7 +17,7 @@ from headrace.planning.budget import (
     useful_blocks,
     with_experts,
 )
-from headrace.planning.cost import Costs, Seating, Speeds
+from headrace.planning.cost import Costs, OnDisk, Seating, Speeds
 from headrace.planning.emulation import CORE_FLOPS, device_mark, emulate, guessed_host
 from headrace.planning.facts import ModelFacts
 from headrace.planning.machine import Machine
@@ -31,7 +31,7 @@ from headrace.planning.placement import (
     slots_choice,
 )
 from headrace.planning.profile import NOT_MEASURED, Found, fingerprint
-from headrace.planning.tier import TierPlan, plan_tier
+from headrace.planning.tier import DISK_RATE, TierPlan, plan_tier
 from headrace.planning.worth import chunk_tokens, worthwhile
 
 __all__ = ["Choice", "ExecutionPlan", "ExpertsPlan", "resolve"]
@@ -270,12 +270,14 @@ def costs_of(
     facts: ModelFacts,
     element_bytes: int,
     found: Found = NOT_MEASURED,
+    tier: TierPlan | None = None,
 ) -> Costs:
     """Predictions for a plan; `machine` has a device unless the plan is the CPU's (None)."""
     host_flops = CORE_FLOPS * machine.physical_cores
     if plan is None:
         host = _host_rate(machine, found)
-        return Costs(facts, Speeds(host, host_flops, host_flops), element_bytes)
+        disk = None if tier is None else OnDisk(tier.rows.value, machine.disk or DISK_RATE)
+        return Costs(facts, Speeds(host, host_flops, host_flops), element_bytes, disk=disk)
     assert machine.device is not None
     seating = Seating(
         plan.placement.value, plan.slots.value, plan.staging.value, plan.rows, plan.quotas

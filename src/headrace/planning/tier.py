@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from headrace.config import CacheSize, EngineConfig
 from headrace.errors import CapacityError
@@ -11,6 +11,8 @@ from headrace.planning.budget import (
     MemoryBudget,
     mib,
     tier_memory,
+    useful_blocks,
+    with_experts,
 )
 from headrace.planning.facts import ModelFacts
 from headrace.planning.machine import Machine
@@ -18,6 +20,7 @@ from headrace.planning.placement import Choice
 
 PAGE = 4096
 LEAST_ROWS = 2  # one that is kept and one that comes in
+DISK_RATE = 1e9  # bytes/s of a disk of which nothing is known
 COMING_SHARE = 4  # of the rows, at most one part in so many are on their way
 
 
@@ -66,7 +69,8 @@ def plan_tier(
         _policy(config),
         budget.slot_bytes,
     )
-    return plan, replace(budget, expert_slots=rows, staging_slots=spare)
+    blocks = useful_blocks(need.cache) if need.cache.kv_bytes is None else 0
+    return plan, with_experts(budget, rows, spare, kv_blocks=blocks)
 
 
 def _check(asked: CacheSize | None, wanted: int, most: int, budget: MemoryBudget) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from headrace.config import EngineConfig
 from headrace.errors import CapacityError, ConfigError
 from headrace.planning.facts import KvNeed, ModelFacts
 from headrace.planning.machine import Machine
-from headrace.planning.resolve import resolve
+from headrace.planning.resolve import costs_of, resolve
 from headrace.planning.tier import slot_bytes_of
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -82,6 +83,30 @@ def test_what_is_refused() -> None:
     emulated = EngineConfig.of(device="emulated", **{"experts.ram": "25%"})
     with pytest.raises(ConfigError, match=r"experts\.ram"):
         resolve(emulated, machine(24 * GIB), facts())
+
+
+def test_predicted_speed() -> None:
+    def speed(rows: str, disk: float) -> float:
+        here = replace(machine(24 * GIB), disk=disk)
+        plan = resolve(EngineConfig.of(**{"experts.ram": rows}), here, facts())
+        costs = costs_of(None, here, facts(), 2, tier=plan.tier)
+        assert costs.disk is not None
+        assert 0 <= costs.miss_rate < 1
+        return costs.tokens_per_s(1024)
+
+    resident = costs_of(None, machine(24 * GIB), facts(), 2).tokens_per_s(1024)
+    assert speed("100%", 1e9) == pytest.approx(resident)
+    assert speed("20%", 2e8) < speed("50%", 2e8) < speed("80%", 2e8) < resident
+    assert speed("50%", 1e8) < speed("50%", 2e8)
+    # 128 rows of 8 MiB a step; of these 16 * 8 * rate come from disk and are computed afterwards.
+    here = replace(machine(24 * GIB), disk=1e8)
+    plan = resolve(EngineConfig.of(**{"experts.ram": "20%"}), here, facts())
+    costs = costs_of(None, here, facts(), 2, tier=plan.tier)
+    read_s = 128 * costs.miss_rate * 8 * MIB / 1e8
+    step = costs.decode(1024)
+    late_s = 128 * costs.miss_rate * 8 * MIB / costs.speeds.kernels
+    assert step.experts_s + step.misses_s == pytest.approx(read_s + late_s)
+    assert costs.prefill(512, 0, "on demand") > 16 * 120 * 8 * MIB * (1 - costs.share) / 1e8
 
 
 @given(st.integers(GIB, 17 * GIB), st.sampled_from([None, "2 slots", "10%", "4GiB", "99%"]))
