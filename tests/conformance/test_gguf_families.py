@@ -7,11 +7,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 
 from fixtures.drive import Driver
-from fixtures.gguf_files import write_gguf
+from fixtures.gguf_files import matrices, write_gguf
 from fixtures.tiny import CASES, VOCAB, Case, build
 from headrace.device.cpu import CpuDevice
 from headrace.models.load import load_model
@@ -58,4 +59,14 @@ def test_logits_are_those_of_the_published_checkpoint(case: Any) -> None:
     folder, expected = case
     write_gguf(folder, folder / "model.gguf")
     found = logits_of(folder / "model.gguf")
+    assert (found - expected).abs().max() < CLOSE * expected.abs().max()
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16"])
+def test_rounded_files_compute_with_the_values_they_hold(case: Any, kind: str) -> None:
+    folder, _ = case
+    stored = write_gguf(folder, folder / f"{kind}.gguf", matrices(gguf.GGMLQuantizationType[kind]))
+    write_gguf(folder, folder / "same.gguf", instead=stored)
+    expected = logits_of(folder / "same.gguf")
+    found = logits_of(folder / f"{kind}.gguf")
     assert (found - expected).abs().max() < CLOSE * expected.abs().max()

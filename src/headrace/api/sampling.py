@@ -32,6 +32,11 @@ def checkpoint_defaults(folder: Path) -> Sampling:
         raise CheckpointError(f"cannot read {path}: {error}", expected="JSON") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{path} holds no object", expected="a JSON object")
+    return proposed(config)
+
+
+def proposed(config: Mapping[str, Any]) -> Sampling:
+    """Sampling by the keys of a generation_config.json."""
     if config.get("do_sample") is False:
         return Sampling(temperature=0.0)
     known = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -40,23 +45,6 @@ def checkpoint_defaults(folder: Path) -> Sampling:
         for name in known
         if isinstance(config.get(name), int | float) and not isinstance(config[name], bool)
     }
-    return dataclasses.replace(Sampling(), **values)
-
-
-def gguf_defaults(metadata: Mapping[str, Any]) -> Sampling:
-    """Sampling as the file's `general.sampling` keys propose it."""
-    known = {
-        "temp": "temperature",
-        "top_k": "top_k",
-        "top_p": "top_p",
-        "min_p": "min_p",
-        "penalty_repeat": "repetition_penalty",
-    }
-    values: dict[str, Any] = {}
-    for key, name in known.items():
-        value = metadata.get(f"general.sampling.{key}")
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            values[name] = value
     return dataclasses.replace(Sampling(), **values)
 
 

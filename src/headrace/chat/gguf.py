@@ -67,6 +67,13 @@ PRETOKENIZERS: Mapping[str, Pretokenizer] = {
     "tekken": Pretokenizer(_TEKKEN, whole_words=True, bos=True),
 }
 Metadata = Mapping[str, Any]
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
 
 
 def tokenizer_of(metadata: Metadata, config: Mapping[str, Any], name: str) -> Tokenizer:
@@ -75,7 +82,36 @@ def tokenizer_of(metadata: Metadata, config: Mapping[str, Any], name: str) -> To
 
     Raises CheckpointError where it holds none, or one of a kind that is not known.
     """
-    made = tokenizer_json(metadata, name)
+    text = json.dumps(tokenizer_json(metadata, name))
+    files = TokenizerFiles(config=_settings(metadata, name), model=dict(config))
+    return Tokenizer.from_json(text, files, name=name)
+
+
+def side_files(metadata: Metadata, name: str) -> dict[str, bytes]:
+    """The same as the files that a published folder has, by name. Raises CheckpointError."""
+    templates = templates_of(metadata)
+    settings = _settings(metadata, name)
+    if templates:
+        settings["chat_template"] = [{"name": n, "template": t} for n, t in templates.items()]
+    made = {
+        "tokenizer.json": tokenizer_json(metadata, name),
+        "tokenizer_config.json": settings,
+        "generation_config.json": sampling_of(metadata),
+    }
+    return {file: (json.dumps(said) + "\n").encode() for file, said in made.items()}
+
+
+def sampling_of(metadata: Metadata) -> dict[str, float]:
+    """What `general.sampling` keys propose, by the names of generation_config.json."""
+    found: dict[str, float] = {}
+    for key, name in _SAMPLING.items():
+        value = metadata.get(f"general.sampling.{key}")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            found[name] = value
+    return found
+
+
+def _settings(metadata: Metadata, name: str) -> dict[str, Any]:
     tokens = _tokens(metadata, name)
     ids = {"bos": 1, "eos": 2, "unknown": 0} if _kind(metadata, name) == "llama" else {}
     settings: dict[str, Any] = {"add_bos_token": _adds_bos(metadata, name)}
@@ -83,8 +119,7 @@ def tokenizer_of(metadata: Metadata, config: Mapping[str, Any], name: str) -> To
         token = metadata.get(f"tokenizer.ggml.{kind}_token_id", ids.get(kind))
         if type(token) is int and 0 <= token < len(tokens):
             settings[f"{word}_token"] = tokens[token]
-    files = TokenizerFiles(config=settings, model=dict(config))
-    return Tokenizer.from_json(json.dumps(made, ensure_ascii=True), files, name=name)
+    return settings
 
 
 def templates_of(metadata: Metadata) -> dict[str, str]:

@@ -6,13 +6,16 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headrace.cli import options
 from headrace.cli.meter import Meter, size
 from headrace.cli.model import resolve as folder_of
+
+if TYPE_CHECKING:
+    from headrace.weights.checkpoint import Checkpoint
 
 
 def convert(
@@ -27,7 +30,8 @@ def convert(
     start = time.monotonic()
     with Meter("converting") as meter:
         model = open_model(folder_of(source, meter.show))
-        index = write(model.checkpoint, model.plan, target, meter.show)
+        side = _side_files(model.checkpoint)
+        index = write(model.checkpoint, model.plan, target, meter.show, side)
     nbytes, seconds = sum(s.nbytes for s in index.shards), time.monotonic() - start
     if as_json:
         report = {"path": str(target), "bytes": nbytes, "shards": len(index.shards)}
@@ -35,6 +39,16 @@ def convert(
     else:
         shards = "1 shard" if len(index.shards) == 1 else f"{len(index.shards)} shards"
         sys.stdout.write(f"{target}: {size(nbytes)} in {shards}, {seconds:.1f} s\n")
+
+
+def _side_files(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """What a GGUF file says in its metadata, as the files that others have beside them."""
+    from headrace.chat.gguf import side_files  # noqa: PLC0415 start-up time
+    from headrace.weights.gguf_checkpoint import GgufCheckpoint  # noqa: PLC0415 start-up time
+
+    if not isinstance(checkpoint, GgufCheckpoint):
+        return {}
+    return side_files(checkpoint.metadata, str(checkpoint.path))
 
 
 def verify(

@@ -122,8 +122,9 @@ class _Side:
     def _work(self) -> None:
         from headrace.api.sampling import (  # noqa: PLC0415 start-up time
             checkpoint_defaults,
-            gguf_defaults,
+            proposed,
         )
+        from headrace.chat.gguf import sampling_of  # noqa: PLC0415 start-up time
         from headrace.chat.renderer import Renderer  # noqa: PLC0415 start-up time
         from headrace.weights.gguf_checkpoint import GgufCheckpoint  # noqa: PLC0415 start-up time
 
@@ -132,7 +133,7 @@ class _Side:
             if isinstance(checkpoint, GgufCheckpoint):
                 said = checkpoint.metadata
                 self._renderer = Renderer.from_gguf(said, checkpoint.config, str(checkpoint.path))
-                self._defaults = gguf_defaults(said)
+                self._defaults = proposed(sampling_of(said))
             else:
                 self._renderer = Renderer.from_folder(self._path)
                 self._defaults = checkpoint_defaults(self._path)

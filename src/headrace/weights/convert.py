@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -39,9 +40,15 @@ Progress = Callable[[int, int], None]  # done bytes, total bytes
 
 
 def convert(
-    checkpoint: Checkpoint, plan: WeightPlan, target: Path, progress: Progress | None = None
+    checkpoint: Checkpoint,
+    plan: WeightPlan,
+    target: Path,
+    progress: Progress | None = None,
+    side_files: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Index:
     """Writes the folder `target`, or goes on with it where an earlier call was stopped.
+
+    `side_files`: by name, beside those that lie beside the source.
 
     Raises ConfigError for a target that makes no sense, CapacityError when the disk has no room,
     CheckpointError for sources that cannot be read.
@@ -56,7 +63,9 @@ def convert(
         try:
             reserve(target, layout.shards)
             _Copying(layout, target, journal, progress).run()
-            index = _index(layout, journal.sums, source, write_side_files(checkpoint, target))
+            index = _index(
+                layout, journal.sums, source, write_side_files(checkpoint, target, side_files)
+            )
             _publish(target, index)
         except OSError as error:
             raise _failed(target, error) from error

@@ -95,9 +95,11 @@ def reserve(target: Path, shards: tuple[Shard, ...]) -> None:
             os.close(fd)
 
 
-def write_side_files(checkpoint: Checkpoint, target: Path) -> Mapping[str, SideFile]:
-    """Config, tokenizer, template and all small texts beside the weights."""
-    wanted: dict[str, bytes] = {}
+def write_side_files(
+    checkpoint: Checkpoint, target: Path, more: Mapping[str, bytes]
+) -> Mapping[str, SideFile]:
+    """Config, tokenizer, template and all small texts beside the weights, and `more`."""
+    wanted = dict(more)
     for file in _side_files(checkpoint):
         wanted[file.name] = file.read_bytes()
     if "config.json" not in wanted:

@@ -1,0 +1,89 @@
+"""A model as a folder, as a GGUF file and as what is converted of it: the same answers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import httpx
+import pytest
+
+sys.path.append(str(Path(__file__).parent))
+from served import Served, tiny_model
+
+from fixtures.gguf_files import write_gguf
+from headrace.cli.main import main
+
+FEW = ("--max-tokens", "12", "--temperature", "0", "--set", "dtype=float32")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def file(folder: Path) -> Path:
+    """Beside the folder, in parts."""
+    target = folder.parent / "gguf" / "tiny.gguf"
+    target.parent.mkdir()
+    write_gguf(folder, target, extra=lambda writer: _add_tokenizer(writer, folder), split_tensors=9)
+    return min(target.parent.glob("*.gguf"))
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path) -> None:
+    described = json.loads((folder / "tokenizer.json").read_text())
+    vocab = dict(described["model"]["vocab"])
+    special = {t["id"]: t["special"] for t in described["added_tokens"]}
+    vocab |= {t["content"]: t["id"] for t in described["added_tokens"]}
+    texts = sorted(vocab, key=lambda text: vocab[text])
+    assert [vocab[t] for t in texts] == list(range(len(texts)))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(texts)
+    writer.add_token_types([{True: 3, False: 4}.get(special.get(i), 1) for i in range(len(texts))])
+    merges = described["model"]["merges"]
+    writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
+    writer.add_chat_template((folder / "chat_template.jinja").read_text())
+
+
+def told(capfd: Any, *arguments: object) -> dict[str, Any]:
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main([*map(str, arguments), "--json"])
+    out, err = capfd.readouterr()
+    assert ended.value.code == 0, err
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def test_the_same_answers(folder: Path, file: Path, capfd: Any, tmp_path: Path) -> None:
+    expected = told(capfd, "run", folder, "hello you", *FEW)
+    told(capfd, "convert", file, tmp_path / "ftw")
+    told(capfd, "verify", tmp_path / "ftw")
+    for model in (file, file.parent, tmp_path / "ftw"):
+        found = told(capfd, "run", model, "hello you", *FEW)
+        for key in ("text", "prompt_tokens", "completion_tokens", "finish"):
+            assert found[key] == expected[key], (model, key)
+
+
+def test_plan_and_verify_take_the_file(folder: Path, file: Path, capfd: Any) -> None:
+    plans = [told(capfd, "plan", model) for model in (folder, file)]
+    for plan in plans:
+        del plan["model"]
+    assert plans[0] == plans[1]
+    assert told(capfd, "verify", file)["ok"]
+
+
+@pytest.mark.slow
+def test_a_server_names_the_model_by_its_file(file: Path) -> None:
+    served = Served.start(file)
+    try:
+        named = httpx.get(f"{served.url}/v1/models").json()["data"][0]["id"]
+        assert named == file.name.removesuffix(".gguf")
+    finally:
+        served.process.terminate()
+        served.process.wait()
