@@ -186,7 +186,10 @@ def _share(rotated: int, head_dim: int) -> Config:
 
 
 def _yarn(keys: Keys, factor: float, original: Any) -> Config:
-    yarn: Config = {} if original is None else {"original_max_position_embeddings": original}
+    # gpt-oss was published with `truncate` off, for which there is no key.
+    yarn: Config = {"truncate": keys.architecture != "gpt-oss"}
+    if original is not None:
+        yarn["original_max_position_embeddings"] = original
     for key, name in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
         if keys.get(f"rope.scaling.{key}") is not None:
             yarn[name] = keys.number(f"rope.scaling.{key}")
