@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.chat.schema_text import checked_schema
-from headrace.chat.style import Delimiter, Style
+from headrace.chat.style import Delimiter, Style, is_mark
 from headrace.chat.tokenizer import Tokenizer
 from headrace.chat.tool_grammar import JSON_BLANK, CallRules, call_rules, final
 from headrace.chat.types import ChatRequest, OutputFormat
@@ -28,7 +28,6 @@ MAX_PATTERN_CHARS = 1 << 16
 # Work on the expressions before the first token: (a{999}){999} takes 13 s with llguidance's
 # 1,000,000 and under 1 s with this.
 MAX_LEXER_FUEL = 200_000
-_MARK = re.compile(r"[<\[]\S+[>\]]")
 
 
 class GrammarConstraint:
@@ -213,7 +212,7 @@ class _Vocabulary:
         # such text is encoded behind a character that joins nothing.
         self._lead = "\x02" if tokenizer.decoder.strip_lead else ""
         self._lead_ids = tokenizer.encode(self._lead, special=False)
-        marks = {i for text, i in tokenizer.added.items() if _MARK.fullmatch(text)}
+        marks = {i for text, i in tokenizer.added.items() if is_mark(text)}
         self.special_token_ids = sorted(
             i for i in marks | tokenizer.special_ids if i < tokenizer.vocab_size
         )

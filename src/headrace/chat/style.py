@@ -5,6 +5,7 @@ Found from the template's text and the vocabulary, never from a model's name.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -93,6 +94,7 @@ class Style:
     channels: Channels | None  # then thinking and calls are told by channel, not by delimiters
     end_ids: frozenset[int]
     start_ids: frozenset[int] = frozenset()  # tokens with which a message begins
+    atoms: Mapping[str, int] = field(default_factory=dict)  # a grammar names these by token
     wraps: tuple[Delimiter, ...] = ()  # marks around calls
     spelled: Mapping[int, str] = field(default_factory=dict)  # tokens that are a call's own text
     think_lead: str = ""  # a word of the layout with which a thinking begins
@@ -160,6 +162,7 @@ def detect_style(
             for text in (calls.spelled if calls else ())
             if (token := tokenizer.id_of(text)) is not None
         },
+        atoms=_atoms(calls, tokenizer),
         think_lead=_THINK_LEADS.get(think[0], "") if think else "",
         keep_thinking={name: on for name, on in _KEEP_SWITCHES.items() if name in variables},
     )
@@ -174,6 +177,17 @@ def _calls(source: str, *, native_tools: bool) -> Syntax | None:
     if found is HERMES and any(sign in source for sign in OTHER_SIGNS):
         return None
     return found
+
+
+def _atoms(calls: Syntax | None, tokenizer: Tokenizer) -> dict[str, int]:
+    texts = (*calls.marks, *calls.wraps, *calls.spelled) if calls is not None else ()
+    ids = {text: token for text in texts if (token := tokenizer.id_of(text)) is not None}
+    return {text: i for text, i in ids.items() if is_mark(text) or i in tokenizer.special_ids}
+
+
+def is_mark(text: str) -> bool:
+    """Whether an added token that spells this is a mark, and not a piece of text."""
+    return re.fullmatch(r"[<\[]\S+[>\]]", text) is not None
 
 
 def _span(pair: tuple[str, str], tokenizer: Tokenizer) -> Span:

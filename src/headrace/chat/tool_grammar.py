@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from headrace.chat.schema_text import checked_schema
-from headrace.chat.style import Channels, Delimiter, Style
-from headrace.chat.tools.schema import resolved, schema_types
+from headrace.chat.style import Channels, Style
+from headrace.chat.tools.rules import Rules
+from headrace.chat.tools.writing import WRITINGS, object_schema
 from headrace.chat.types import ChatRequest, Tool
 from headrace.errors import RequestError
 
 # Blank space in JSON is bounded: a weak model would else write nothing but blanks for ever.
 JSON_BLANK = r" {1,4}|\n[ \t]{0,60}"
 MAX_CALLS = 32  # of one turn under a grammar: a weak model would else never stop calling
-_END = "\n</parameter>\n"
 
 
 @dataclass
@@ -29,20 +27,17 @@ class CallRules:
 
     forced: bool
     several: bool
-    marks_are_tokens: bool
     channels: Channels | None = None
+    free: str = ""  # the right side where text may come before calls or instead of them
     lines: list[str] = field(default_factory=list)
 
     def start(self, *, format_given: bool) -> str:
         """The right side of the rule for a turn; a given format takes the place of free text."""
-        more = f' ("\\n" call){{0,{MAX_CALLS - 1}}}' if self.several else ""
         if self.forced or format_given:
-            return f"call{more}"
+            return "calls"
         if self.channels is not None:
-            return f"call | {final(self.channels, 'FREE')}"
-        if self.marks_are_tokens:
-            return f"FREE (call{more})?"
-        return f"FREE | first_call{more}"
+            return f"calls | {final(self.channels, 'FREE')}"
+        return self.free
 
 
 def call_rules(request: ChatRequest, style: Style) -> CallRules | None:
@@ -61,7 +56,7 @@ def call_rules(request: ChatRequest, style: Style) -> CallRules | None:
         return None
     if not request.tools:
         raise RequestError("a call is asked for but no tool is given", field="tool_choice")
-    if style.syntax not in ("hermes", "qwen_xml", "harmony"):
+    if style.syntax is None:
         if not (forced or strict):
             return None
         raise RequestError(
@@ -81,14 +76,13 @@ def call_rules(request: ChatRequest, style: Style) -> CallRules | None:
             field="tool_choice",
             expected="one of " + ", ".join(tool.name for tool in request.tools),
         )
-    several = request.parallel_tool_calls and choice.mode != "named"
+    # In a family of channels one call ends the turn.
+    several = request.parallel_tool_calls and choice.mode != "named" and style.channels is None
+    rules = CallRules(forced, several, channels=style.channels)
     if style.channels is not None:
-        # One call ends the turn in this family.
-        rules = CallRules(forced, several=False, marks_are_tokens=True, channels=style.channels)
         _add_channel_calls(rules.lines, named, style.channels)
-        return rules
-    rules = CallRules(forced, several, marks_are_tokens=style.call.open.token is not None)
-    _add_calls(rules, named, style)
+    else:
+        _add_calls(rules, named, style)
     return rules
 
 
@@ -102,107 +96,49 @@ def _add_channel_calls(lines: list[str], named: list[tuple[int, Tool]], channels
         guidance = {"whitespace_pattern": JSON_BLANK, "lenient": not tool.strict}
         where = f"tools[{i}].function.parameters"
         lines.append(
-            f"args_{i}: %json {checked_schema(_object_schema(tool.parameters), where, guidance)}"
+            f"args_{i}: %json {checked_schema(object_schema(tool.parameters), where, guidance)}"
         )
         lines.append(
             f"body_{i}: {_text(f'commentary to=functions.{tool.name} ')} "
             f'<[{channels.constrain}]> "json" <[{channels.message}]> args_{i}'
         )
-    lines.append(f"call: <[{channels.channel}]> ({' | '.join(f'body_{i}' for i, _ in named)})")
+    lines.append(f"calls: <[{channels.channel}]> ({' | '.join(f'body_{i}' for i, _ in named)})")
     lines.append("FREE: /(.|\\n)*/")
 
 
 def _add_calls(rules: CallRules, named: list[tuple[int, Tool]], style: Style) -> None:
-    lines = rules.lines
+    assert style.syntax is not None
+    made = Rules(style.atoms)
+    open_mark, close_mark = style.call.open.text, style.call.close.text
+    bare = style.calls is not None and style.calls.bare and style.call.open.token is None
+    writing = WRITINGS[f"{style.syntax}_bare" if bare else style.syntax]
     for i, tool in named:
-        where = f"tools[{i}].function.parameters"
-        if style.syntax == "hermes":
-            _hermes(lines, i, tool, where)
-        else:
-            _xml(lines, i, tool, where)
+        made.add(f"body_{i}", writing.body(made, i, tool, f"tools[{i}].function.parameters"))
+    if not writing.marked:
+        open_mark = close_mark = ""
     bodies = " | ".join(f"body_{i}" for i, _ in named)
-    open_mark, close_mark = _mark(style.call.open), _mark(style.call.close)
-    lines.append(f'rest: "\\n" ({bodies}) "\\n" {close_mark}')
-    lines.append(f"call: {open_mark} rest")
-    lines.append("FREE: /(.|\\n)*/")
-    if not rules.marks_are_tokens:
-        lines.append(f"to_mark[lazy]: /(.|\\n)*/ {open_mark}")
-        lines.append("first_call: to_mark rest")
+    # Where nothing stands around all calls, the mark of the first one begins them.
+    first, opened = (writing.first, open_mark) if writing.first else (open_mark, "")
+    inner = _joined(made.text(writing.lead), f"({bodies})", made.text(writing.tail + close_mark))
+    made.add("call", _joined(made.text(open_mark), inner))
+    more = ""
+    if rules.several and not writing.single:
+        more = f"({_joined(made.text(writing.between), 'call')}){{0,{MAX_CALLS - 1}}}"
+    made.add("rest", _joined(made.text(opened), inner, more, made.text(writing.last)))
+    made.add("calls", _joined(made.text(first), "rest"))
+    made.add("FREE", "/(.|\\n)*/")
+    if any(first.startswith(mark) for mark in style.atoms):
+        rules.free = "FREE calls?"
+    elif bare:
+        made.add("PLAIN", r"/([^\[{\s](.|\n)*)?/")
+        rules.free = "PLAIN | calls"
+    else:
+        rules.free = f"FREE | {made.until('to_mark', first)} rest"
+    rules.lines += made.lines
 
 
-def _hermes(lines: list[str], i: int, tool: Tool, where: str) -> None:
-    # The separators of the training text, so that the model stays on ground it knows.
-    guidance = {
-        "whitespace_flexible": False,
-        "item_separator": ", ",
-        "key_separator": ": ",
-        "lenient": not tool.strict,
-    }
-    schema = checked_schema(_object_schema(tool.parameters), where, guidance)
-    name = json.dumps(tool.name, ensure_ascii=False)
-    lead = _text(f'{{"name": {name}, "arguments": ')
-    lines.append(f'body_{i}: {lead} args_{i} "}}"')
-    lines.append(f"args_{i}: %json {schema}")
-
-
-def _xml(lines: list[str], i: int, tool: Tool, where: str) -> None:
-    parameters = _object_schema(tool.parameters)
-    checked_schema(parameters, where, {})
-    properties = parameters.get("properties")
-    required = parameters.get("required") or ()
-    parts: list[str] = []
-    for n, (key, stated) in enumerate(
-        properties.items() if isinstance(properties, Mapping) else ()
-    ):
-        rule = f"param_{i}_{n}"
-        schema = resolved(stated, parameters)
-        value = _xml_value(lines, f"value_{i}_{n}", schema, parameters, where, tool.strict)
-        lines.append(f"{rule}: {_text(f'<parameter={key}>' + chr(10))} {value}")
-        parts.append(rule if key in required else f"{rule}?")
-    if not parts and parameters.get("additionalProperties") is not False:
-        lines.append(f'param_{i}: "<parameter=" /[^>\\n]+/ ">\\n" value_{i}')
-        lines.append(f"value_{i}[lazy]: /(.|\\n)*/ {_text(_END)}")
-        parts.append(f"param_{i}*")
-    lead = _text(f"<function={tool.name}>\n")
-    lines.append(f'body_{i}: {lead} {" ".join(parts)} "</function>"')
-
-
-def _xml_value(
-    lines: list[str],
-    rule: str,
-    schema: Mapping[str, Any],
-    root: Mapping[str, Any],
-    where: str,
-    strict: bool,
-) -> str:
-    """The right side for one value and its closing tag; may add a rule of its own."""
-    types = schema_types(schema, root)
-    choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if isinstance(choices, list) and choices and all(isinstance(c, str) for c in choices):
-        return f"({' | '.join(_text(c) if c else 'EMPTY' for c in choices)}) {_text(_END)}"
-    if "string" in types:
-        lines.append(f"{rule}[lazy]: /(.|\\n)*/ {_text(_END)}")
-        return rule
-    inner = dict(schema)
-    for key in ("$defs", "definitions"):
-        if key in root:
-            inner[key] = root[key]
-    guidance = {
-        "whitespace_flexible": False,
-        "item_separator": ", ",
-        "key_separator": ": ",
-        "lenient": not strict,
-    }
-    lines.append(f"{rule}: %json {checked_schema(inner, where, guidance)}")
-    return f"{rule} {_text(_END)}"
-
-
-def _object_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(parameters) if "type" in parameters else {"type": "object", **parameters}
-
-
-def _mark(delimiter: Delimiter) -> str:
-    return f"<[{delimiter.token}]>" if delimiter.token is not None else _text(delimiter.text)
+def _joined(*parts: str) -> str:
+    return " ".join(part for part in parts if part)
 
 
 def _text(text: str) -> str:

@@ -61,7 +61,7 @@ def _glm(line):
     pairs = "".join(
         f"<arg_key>{k}</arg_key>{line}<arg_value>{v}</arg_value>{line}" for k, v in PARTS.items()
     )
-    return f"\n<tool_call>edit{line}{pairs}</tool_call>\n<tool_call>edit{line}</tool_call>"
+    return f"<tool_call>edit{line}{pairs}</tool_call>{line}<tool_call>edit{line}</tool_call>"
 
 
 def _minimax():
@@ -91,7 +91,7 @@ def _gemma():
         if isinstance(value, str):
             return f'<|"|>{value}<|"|>'
         if isinstance(value, dict):
-            return "{" + ",".join(f"{k}:{word(v)}" for k, v in value.items()) + "}"
+            return "{" + ",".join(f"{k}:{word(v)}" for k, v in sorted(value.items())) + "}"
         if isinstance(value, list):
             return "[" + ",".join(map(word, value)) + "]"
         return json.dumps(value)
@@ -167,9 +167,9 @@ FAMILIES = {
         marks=_DEEPSEEK,
     ),
     "dsml": Family("dsml", _dsml("tool_calls"), marks=(D,)),
-    "dsml as text": Family("dsml", _dsml("function_calls"), plain=(D,)),
+    "dsml as text": Family("dsml_functions", _dsml("function_calls"), plain=(D,)),
     "glm": Family("glm", _glm("\n"), plain=(*_TOOL, *_ARGS)),
-    "glm tight": Family("glm", _glm(""), marks=(*_TOOL, *_ARGS)),
+    "glm tight": Family("glm_tight", _glm(""), marks=(*_TOOL, *_ARGS)),
     "minimax": Family("minimax", _minimax(), plain=("<minimax:tool_call>", "</minimax:tool_call>")),
     "nested": Family("minimax_nested", _nested(), marks=(NS,)),
     "kimi": Family(

@@ -116,26 +116,40 @@ DEEPSEEK = Syntax(
     wraps=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
     spelled=(SEP,),
 )
-SYNTAXES = (
-    Syntax(
-        "dsml",
-        (DSML, "invoke name="),
+
+
+def _dsml(name: str, sign: str) -> Syntax:
+    """Readers take either mark around calls; writers that of the template."""
+    return Syntax(
+        name,
+        (DSML, "invoke name=", sign),
         f'<{DSML}invoke name="',
         f"</{DSML}invoke>",
         partial(_tagged, DSML_TAGS),
-        wraps=tuple(
-            f"<{end}{DSML}{n}>" for n in ("tool_calls", "function_calls") for end in ("", "/")
+        wraps=(
+            *(f"<{DSML}tool_calls>", f"</{DSML}tool_calls>"),
+            *(f"<{DSML}function_calls>", f"</{DSML}function_calls>"),
         ),
         spelled=(DSML,),
-    ),
-    DEEPSEEK,
-    Syntax(
-        "glm",
-        ("<tool_call>", "<arg_key>", "<arg_value>"),
+    )
+
+
+def _glm(name: str, sign: str) -> Syntax:
+    return Syntax(
+        name,
+        ("<tool_call>", "<arg_key>", sign),
         *_TOOL_CALL,
         partial(_tagged, GLM_TAGS),
         spelled=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-    ),
+    )
+
+
+SYNTAXES = (
+    _dsml("dsml_functions", "function_calls"),
+    _dsml("dsml", "tool_calls"),
+    DEEPSEEK,
+    _glm("glm_tight", "</arg_key><arg_value>"),
+    _glm("glm", "<arg_value>"),
     Syntax(
         "minimax_nested",
         (NS, "<invoke name="),
