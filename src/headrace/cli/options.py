@@ -14,7 +14,10 @@ DEFAULT_MODEL = "demo"
 ENGINE, SAMPLING = "Engine", "Sampling"
 
 Model = Annotated[
-    str, typer.Argument(help="A model folder, or `demo`, the default model.", show_default=True)
+    str,
+    typer.Argument(
+        help="A folder, a GGUF file, a pulled hub id, or `demo`, the default.", show_default=True
+    ),
 ]
 Device = Annotated[
     str | None,

@@ -225,7 +225,7 @@ class _Hub:
         headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
         try:
             http_get(url, into, resume_size=start, headers=headers)
-        except hub.HTTPError as error:
+        except (hub.HTTPError, ConnectionError) as error:
             raise self._unreachable(error) from error
 
     def _unreachable(self, error: Exception) -> CheckpointError:
