@@ -93,6 +93,25 @@ std::vector<FileRange> cut(const std::vector<FileRange>& ranges, int64_t piece_b
     return pieces;
 }
 
+// Fresh memory, made present before the readers meet it. Where several threads fault in the pages
+// of one mapping, each under a read, the kernel spends three times as long: 0.6 s for a GiB against
+// 0.2 s.
+bool populate(const FileRange& first, const FileRange& last) {
+#ifdef MADV_POPULATE_WRITE
+    const int64_t start = round_down(number(first.destination), kBlockBytes);
+    const int64_t end = round_up(number(last.destination) + last.bytes, kBlockBytes);
+    return ::madvise(reinterpret_cast<void*>(start), static_cast<size_t>(end - start),
+                     MADV_POPULATE_WRITE) == 0;
+#else
+    static_cast<void>(first), static_cast<void>(last);
+    return false;
+#endif
+}
+
+constexpr int64_t kProvideFrom = int64_t{32} << 20;  // below, readers do it alone
+constexpr int64_t kProvideStep = int64_t{4} << 20;
+constexpr size_t kAllProvided = ~size_t{0};
+
 }  // namespace
 
 void* alloc_huge(int64_t nbytes) {
@@ -198,13 +217,20 @@ FileReader::FileReader(const std::string& path, std::vector<FileRange> ranges, i
     for (size_t i = 0; i < ranges.size(); ++i) check_range(ranges[i], i, file_);
     check_shared_blocks(ranges, path);
     pieces_ = cut(ranges, round_up(piece_bytes, kBlockBytes));
-    const size_t count = std::min<size_t>(static_cast<size_t>(threads), pieces_.size());
-    running_ = static_cast<int>(count);
-    threads_.reserve(count);
+    start(static_cast<int>(std::min<size_t>(static_cast<size_t>(threads), pieces_.size())));
+}
+
+void FileReader::start(int threads) {
+    int64_t total = 0;
+    for (const FileRange& piece : pieces_) total += piece.bytes;
+    if (total < kProvideFrom) provided_ = kAllProvided;
+    running_ = threads;
+    threads_.reserve(static_cast<size_t>(threads) + 1);
     try {
-        for (size_t i = 0; i < count; ++i) threads_.emplace_back([this] { work(); });
+        if (total >= kProvideFrom) threads_.emplace_back([this] { provide(); });
+        for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
     } catch (...) {
-        stop_ = true;
+        cancel();
         for (std::thread& t : threads_) t.join();
         throw;
     }
@@ -215,12 +241,32 @@ FileReader::~FileReader() {
     for (std::thread& t : threads_) t.join();
 }
 
+// Stays ahead of the readers: pages come at 5 GB/s and more, faster than disks read.
+void FileReader::provide() {
+    for (size_t i = 0; i < pieces_.size() && !stop_.load(std::memory_order_relaxed);) {
+        size_t last = i;
+        while (last + 1 < pieces_.size() &&
+               pieces_[last].destination + pieces_[last].bytes == pieces_[last + 1].destination &&
+               pieces_[last + 1].destination - pieces_[i].destination < kProvideStep)
+            ++last;
+        if (!populate(pieces_[i], pieces_[last])) break;  // an old kernel: readers do it alone
+        i = last + 1;
+        provided_.store(i, std::memory_order_release);
+        provided_.notify_all();
+    }
+    provided_.store(kAllProvided, std::memory_order_release);
+    provided_.notify_all();
+}
+
 void FileReader::work() {
     std::exception_ptr failure;
     size_t finished = 0;
     while (!stop_.load(std::memory_order_relaxed)) {
         const size_t i = next_.fetch_add(1, std::memory_order_relaxed);
         if (i >= pieces_.size()) break;
+        for (size_t n = provided_.load(std::memory_order_acquire); n <= i;
+             n = provided_.load(std::memory_order_acquire))
+            provided_.wait(n, std::memory_order_acquire);
         try {
             file_.read(pieces_[i]);
         } catch (...) {

@@ -84,9 +84,12 @@ class FileReader {
 
   private:
     void work();
+    void provide();
+    void start(int threads);
 
     DirectFile file_;
     std::vector<FileRange> pieces_;
+    std::atomic<size_t> provided_{0};  // pieces whose memory is there
     std::atomic<size_t> next_{0};
     std::atomic<int64_t> done_bytes_{0};
     std::atomic<bool> stop_{false};
