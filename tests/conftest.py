@@ -12,12 +12,13 @@ from hypothesis import HealthCheck, settings
 
 sys.path.append(str(Path(__file__).parent / "fixtures"))  # for `import tiny`, `import drive`
 
-settings.register_profile(
-    "headrace",
-    deadline=None,
-    max_examples=40,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
+for name, examples in {"headrace": 40, "long": 2000}.items():  # --hypothesis-profile=long
+    settings.register_profile(
+        name,
+        deadline=None,
+        max_examples=examples,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    )
 settings.load_profile("headrace")
 
 

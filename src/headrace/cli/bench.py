@@ -1,4 +1,4 @@
-"""`headrace bench decode|prefill|hetero`: how fast something runs here, and how fast it could."""
+"""`headrace bench decode|prefill|hetero|read`: how fast something runs, and how fast it could."""
 
 from __future__ import annotations
 
@@ -119,6 +119,40 @@ def hetero(
     sys.stdout.write(json.dumps(result) + "\n" if as_json else text(result))
 
 
+@app.command("read")
+def read(
+    model: ModelFolder = None,
+    hidden: Hidden = 2048,
+    width: Width = 768,
+    experts: Experts = 128,
+    layers: Layers = 4,
+    dtype: Dtype = "bfloat16",
+    repeats: Repeats = 5,
+    as_json: options.Json = False,
+    out: Out = None,
+) -> None:
+    """How fast weights are read from disk, against a plain direct read of the same bytes."""
+    from headrace.bench.checkpoint import Shape  # noqa: PLC0415 start-up time
+    from headrace.bench.read import run  # noqa: PLC0415 start-up time
+    from headrace.bench.report import write  # noqa: PLC0415 start-up time
+    from headrace.cli.environment import home  # noqa: PLC0415 start-up time
+    from headrace.cli.meter import Meter  # noqa: PLC0415 start-up time
+    from headrace.cli.model import resolve  # noqa: PLC0415 start-up time
+
+    start_logging("warning")
+    with Meter("preparing") as meter:
+        result = run(
+            model=None if model is None else resolve(model, meter.show),
+            shape=Shape(hidden, width, experts, min(8, experts), layers, dtype=dtype),
+            repeats=repeats,
+            home=home(),
+            progress=meter.show,
+        )
+    if out is not None:
+        write(out, result)
+    _show(result, as_json=as_json)
+
+
 def _report(
     measure: Callable[..., dict[str, Any]],
     run: Run,
@@ -145,6 +179,10 @@ def _report(
         )
     if out is not None:
         write(out, result)
+    _show(result, as_json=as_json)
+
+
+def _show(result: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(json.dumps(result) + "\n")
     else:

@@ -139,10 +139,12 @@ def _files(path: Path) -> dict[Path, tuple[str, ...] | None]:
     for name, file in weight_map.items():
         if not isinstance(file, str) or Path(file).name != file:
             raise CheckpointError(
-                f"{index} places {name!r} in {file!r}", expected="the name of a file beside it"
+                f"{index} places {name[:200]!r} in {str(file)[:200]!r}",
+                expected="the name of a file beside it",
             )
         placed.setdefault(file, []).append(name)
-    missing = [file for file in placed if not (path / file).exists()]
+    present = {file.name for file in path.iterdir()}
+    missing = [file[:80] for file in placed if file not in present]
     if missing:
         raise CheckpointError(
             f"{len(missing)} of {len(placed)} weight files are missing in {path}: "

@@ -14,6 +14,7 @@ import ftw_folders
 import pytest
 import tiny
 import torch
+from damage import damaged, damaged_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -169,26 +170,6 @@ def test_it_works_where_it_was_moved(folder: Path, tmp_path: Path) -> None:
     assert {t.file.parent for t in open_ftw(moved).tensors.values()} == {moved}
 
 
-def damage(data: st.DataObject, value: Any) -> Any:
-    """`value` with one thing in it changed, taken away or added, at any depth."""
-    strange = st.one_of(
-        st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=4),
-        st.integers(0, 1 << 66), st.just([]), st.just({}), st.lists(st.integers(), max_size=3),
-    )  # fmt: skip
-    if isinstance(value, dict) and value and data.draw(st.integers(0, 9)):
-        key = data.draw(st.sampled_from(sorted(value)))
-        copy = dict(value)
-        if data.draw(st.integers(0, 6)) == 0:
-            copy[data.draw(st.text(max_size=6))] = copy.pop(key)
-        else:
-            copy[key] = damage(data, value[key])
-        return copy
-    if isinstance(value, list) and value and data.draw(st.integers(0, 9)):
-        at = data.draw(st.integers(0, len(value) - 1))
-        return [*value[:at], damage(data, value[at]), *value[at + 1 :]]
-    return data.draw(strange)
-
-
 def opened_or_refused(folder: Path) -> Index | None:
     """Nothing but a CheckpointError may come out, and what is opened lies within its shards."""
     try:
@@ -213,7 +194,7 @@ def test_any_damage_to_the_values(folder: Path, tmp_path: Path, data: st.DataObj
         shutil.copytree(folder, bad)
     table = json.loads((folder / INDEX).read_text())
     for _ in range(data.draw(st.integers(1, 3))):
-        table = damage(data, table)
+        table = damaged(data, table)
     (bad / INDEX).write_text(json.dumps(table))
     opened_or_refused(bad)
 
@@ -223,18 +204,6 @@ def test_any_damage_to_the_text(folder: Path, tmp_path: Path, data: st.DataObjec
     bad = tmp_path / "bad"
     if not bad.exists():
         shutil.copytree(folder, bad)
-    text = bytearray((folder / INDEX).read_bytes())
-    for _ in range(data.draw(st.integers(1, 4))):
-        at = data.draw(st.integers(0, len(text) - 1))
-        match data.draw(st.integers(0, 3)):
-            case 0:
-                text[at] = data.draw(st.integers(0, 255))
-            case 1:
-                del text[at : at + data.draw(st.integers(1, 300))]
-            case 2:
-                text[at:at] = data.draw(st.binary(max_size=20))
-            case _:
-                text[at:at] = text[data.draw(st.integers(0, len(text) - 1)) :][:40]
-        text = text or bytearray(b"{}")
+    text = damaged_bytes(data, (folder / INDEX).read_bytes())
     (bad / INDEX).write_bytes(text)
     opened_or_refused(bad)
