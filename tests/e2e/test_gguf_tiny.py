@@ -18,6 +18,7 @@ from fixtures.gguf_files import write_gguf
 from headrace.cli.main import main
 
 FEW = ("--max-tokens", "12", "--temperature", "0", "--set", "dtype=float32")
+SAID = ("text", "prompt_tokens", "completion_tokens", "finish")
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +67,22 @@ def test_the_same_answers(folder: Path, file: Path, capfd: Any, tmp_path: Path) 
     told(capfd, "verify", tmp_path / "ftw")
     for model in (file, file.parent, tmp_path / "ftw"):
         found = told(capfd, "run", model, "hello you", *FEW)
-        for key in ("text", "prompt_tokens", "completion_tokens", "finish"):
-            assert found[key] == expected[key], (model, key)
+        assert {k: found[k] for k in SAID} == {k: expected[k] for k in SAID}, model
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--set", "experts.ram=3 slots"),
+        ("--device", "emulated", "--set", "experts.cache=3 slots", "--set", "experts.fill=all"),
+    ],
+)
+def test_experts_that_lie_elsewhere(
+    file: Path, folder: Path, capfd: Any, flags: tuple[str, ...]
+) -> None:
+    expected = told(capfd, "run", folder, "hello you", *FEW)
+    found = told(capfd, "run", file, "hello you", *FEW, *flags)
+    assert {k: found[k] for k in SAID} == {k: expected[k] for k in SAID}
 
 
 def test_plan_and_verify_take_the_file(folder: Path, file: Path, capfd: Any) -> None:
