@@ -23,6 +23,7 @@ CLOCKS = ("real", "virtual")
 PINNINGS = ("allowed", "refused")
 SWITCH = ("on", "off")
 READ_AHEAD = ("auto", "on", "off")
+ARRIVALS = ("before", "beside")
 
 SLOTS_BELOW = 1 << 20  # a plain number below this counts slots, from here on bytes
 
@@ -68,6 +69,7 @@ class ExpertsConfig:
     policy: str = "auto"
     ram: CacheSize | None = None  # RAM for experts that lie on disk; None = all, or what fits
     read_ahead: str = "auto"  # rows that the next layer will likely want, where guesses are good
+    arrive: str = "before"  # all of them before the first request, or beside it
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +318,7 @@ def _check_experts(experts: ExpertsConfig, emulated: EmulatedConfig) -> None:
     _check_cache("experts.cache", experts.cache)
     _check_cache("experts.ram", experts.ram)
     _choice("experts.read_ahead", experts.read_ahead, READ_AHEAD)
+    _choice("experts.arrive", experts.arrive, ARRIVALS)
     _choice("emulated.clock", emulated.clock, CLOCKS)
     _at_least("emulated.memory", emulated.memory, 1)
     _at_least("emulated.link", emulated.link, 1)

@@ -33,6 +33,7 @@ def test_dotted_keys_reach_every_setting() -> None:
         "experts.policy": "lru",
         "experts.fill": "paper",
         "experts.read_ahead": "off",
+        "experts.arrive": "beside",
         "emulated.clock": "virtual",
         "emulated.pinning": "refused",
         "emulated.machine": "rtx4060-laptop",

@@ -18,6 +18,7 @@ from headrace.engine.placing import place_experts
 from headrace.engine.pools import Pools, Sizes
 from headrace.engine.recorder import Recorder
 from headrace.engine.runner import Runner
+from headrace.experts.arriving import Arriving
 from headrace.experts.disk import FromDisk
 from headrace.experts.placement import Placement
 from headrace.models.load import load_model
@@ -43,7 +44,7 @@ class Built:
 
     def close(self) -> None:
         """Stops what reads and computes. Calling it twice is harmless."""
-        if isinstance(self.placement, FromDisk):
+        if isinstance(self.placement, FromDisk | Arriving):
             self.placement.close()
         self.device.close()
 
@@ -101,14 +102,18 @@ def _build(
     # The pool owns the cores; torch threads that spin beside it would take them away.
     torch.set_num_threads(1)
     ops = ops_for(device)
-    rows = opening.plan.tier is None
-    model = load_model(opening.source, ops, reading=opening.reading, progress=progress, rows=rows)
+    model = load_model(
+        opening.source, ops, reading=opening.reading, progress=progress, rows=opening.rows
+    )
     if isinstance(device, EmulatedDevice):
         # The dense weights stay where they were read: only the budget moves.
         device.memory.take(model.facts.total_bytes - model.facts.experts_bytes)
     pools = _pools(opening, device, model.facts)
     placement = place_experts(opening, model, device, ops)
-    graphs = Graphs(model.transformer, placement, device)
+    whole = placement if isinstance(placement, Arriving) else None
+    graphs = Graphs(
+        model.transformer, placement, device, ready=lambda: whole is None or whole.whole
+    )
     recorder = Recorder(TraceModel.of(model.facts))
     runner = Runner(
         Forward(placement, graphs, recorder),

@@ -6,6 +6,7 @@ A replay gives the bits of the plain forward pass: it makes the same native call
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -34,7 +35,16 @@ class Captured:
 class Graphs:
     """The forward pass, with captured steps where one token of each sequence is computed."""
 
-    def __init__(self, transformer: Transformer, experts: Experts, device: Device) -> None:
+    def __init__(
+        self,
+        transformer: Transformer,
+        experts: Experts,
+        device: Device,
+        *,
+        ready: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`ready`: experts lie where they will stay; before that nothing is captured."""
+        self._ready = ready
         self._transformer, self._experts, self._device = transformer, experts, device
         self._captured: dict[int, Captured] = {}
         self._refused = ""
@@ -56,7 +66,7 @@ class Graphs:
             return known.logits
         n = int(batch.tokens_T.shape[0])
         decode = n == batch.spans.sequences == batch.rows_N.shape[0]
-        if not decode or n > MOST_SEQUENCES or self._refused:
+        if not decode or n > MOST_SEQUENCES or self._refused or not self._ready():
             return self.plain(batch, state, self._experts)
         with torch.inference_mode():
             return self._capture(n, batch, state)

@@ -16,6 +16,7 @@ from headrace.engine.elastic import Elastic, Resized
 from headrace.engine.recorder import Recorder
 from headrace.engine.scheduler import Scheduler
 from headrace.errors import CapacityError
+from headrace.experts.arriving import Arriving
 from headrace.experts.disk import FromDisk
 from headrace.experts.placement import Hybrid
 from headrace.planning.budget import MemoryBudget, mib
@@ -108,7 +109,7 @@ class Live:
         if self._last is not None:
             said["last_resize"] = _done(self._last)
         placement = self._built.placement
-        if isinstance(placement, Hybrid | FromDisk):
+        if isinstance(placement, Hybrid | FromDisk | Arriving):
             said["experts"] = placement.status()
         return said
 

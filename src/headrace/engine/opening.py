@@ -31,6 +31,7 @@ class Opening:
     plan: ExecutionPlan
     limits: Limits
     reading: Reading
+    rows: bool = True  # routed experts are among what is read
 
 
 def open_engine(path: Path, config: EngineConfig, *, home: Path | None = None) -> Opening:
@@ -48,7 +49,9 @@ def open_engine(path: Path, config: EngineConfig, *, home: Path | None = None) -
     ends = end_ids(path, source.checkpoint.config)
     reuse = config.memory.prefix_cache == "on"
     limits = limits_of(plan, source.facts.vocab, ends, prefix_cache=reuse)
-    return Opening(source, config, machine, plan, limits, source.read(rows=plan.tier is None))
+    beside = config.experts.arrive == "beside" and plan.experts is None and source.facts.rows > 0
+    rows = plan.tier is None and not beside
+    return Opening(source, config, machine, plan, limits, source.read(rows=rows), rows)
 
 
 def measured(home: Path, config: EngineConfig, machine: Machine, facts: ModelFacts) -> Found:

@@ -11,6 +11,7 @@ from headrace.device.cpu import CpuDevice
 from headrace.device.emulated import EmulatedDevice
 from headrace.engine.opening import Opening
 from headrace.errors import CapacityError
+from headrace.experts.arriving import COMING, Arriving
 from headrace.experts.bank import ExpertBank
 from headrace.experts.disk import FromDisk
 from headrace.experts.foresight import Foresight
@@ -25,7 +26,7 @@ from headrace.planning.placement import ExpertsPlan
 from headrace.planning.policies import POLICIES
 from headrace.planning.resolve import costs_of, kv_element_bytes
 from headrace.planning.tier import TierPlan
-from headrace.weights.probe import probe
+from headrace.weights.probe import WAYS, Way, probe
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ def place_experts(
     plan, tier = opening.plan.experts, opening.plan.tier
     if tier is not None:
         return _from_disk(opening, tier, model, ops)
+    if not opening.rows:
+        return _arriving(opening, model, ops)
     bank = ExpertBank(model.expert_rows, model.facts)
     if plan is None:
         return Resident(bank.rows, ops)
@@ -53,6 +56,14 @@ def place_experts(
             if capacity <= 1:
                 raise
         capacity = capacity * 9 // 10
+
+
+def _arriving(opening: Opening, model: LoadedModel, ops: Ops) -> Arriving:
+    """Room for every row; they come by themselves."""
+    facts, way = model.facts, Way(*WAYS[0], 0.0)
+    source, frames = opening.source.rows(), model.expert_rows
+    reader = RowReader(source, frames, facts.rows, stages=2 * COMING, way=way)
+    return Arriving(reader, facts, ops, most_tokens=opening.limits.step_tokens)
 
 
 def _from_disk(opening: Opening, plan: TierPlan, model: LoadedModel, ops: Ops) -> FromDisk:
