@@ -26,6 +26,7 @@ from headrace.chat.types import (
 from headrace.errors import HeadraceError
 
 PING = frame({"type": "ping"}, event="ping")
+DIRECT = {"type": "direct"}  # no other tool's code called it
 REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -131,7 +132,7 @@ class MessageEncoder:
                     yield self._delta({"type": "thinking_delta", "thinking": text})
             case ToolCallStart(_, call_id, name):
                 yield from self._start(
-                    {"type": "tool_use", "id": call_id, "name": name, "input": {}}
+                    {"type": "tool_use", "id": call_id, "name": name, "input": {}, "caller": DIRECT}
                 )
             case ToolCallDelta(_, arguments) if arguments:
                 yield self._delta({"type": "input_json_delta", "partial_json": arguments})

@@ -39,6 +39,7 @@ def anthropic_card(served: Served, name: str) -> Json:
         "display_name": name,
         "created_at": made.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "lifecycle": "active",
+        "capabilities": None,
         "max_input_tokens": served.context,
         "max_tokens": served.context,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from collections.abc import Iterator
 
@@ -17,6 +18,11 @@ from headrace.chat.types import (
     ToolCallStart,
 )
 from headrace.engine.request import Logprob
+
+
+def fingerprint(model: str) -> str:
+    """Some clients need one. The model is all that answers depend on besides the request."""
+    return f"fp_{hashlib.sha256(model.encode()).hexdigest()[:12]}"
 
 
 def new_id(prefix: str) -> str:
@@ -81,7 +87,7 @@ class ChatChunks:
             "object": "chat.completion.chunk",
             "created": self._envelope.created,
             "model": self._envelope.model,
-            "system_fingerprint": None,
+            "system_fingerprint": fingerprint(self._envelope.model),
             "choices": choices,
         }
         if self._stream.include_usage:
@@ -161,7 +167,7 @@ def chat_completion(envelope: Envelope, answers: list[Answer], usage: Usage) -> 
         "object": "chat.completion",
         "created": envelope.created,
         "model": envelope.model,
-        "system_fingerprint": None,
+        "system_fingerprint": fingerprint(envelope.model),
         "choices": choices,
         "usage": usage_json(usage),
     }
@@ -230,7 +236,7 @@ class CompletionChunks:
             "object": "text_completion",
             "created": self._envelope.created,
             "model": self._envelope.model,
-            "system_fingerprint": None,
+            "system_fingerprint": fingerprint(self._envelope.model),
             "choices": choices,
         }
         if self._stream.include_usage:
@@ -258,7 +264,7 @@ def completion(envelope: Envelope, answers: list[Answer], usage: Usage) -> Json:
         "object": "text_completion",
         "created": envelope.created,
         "model": envelope.model,
-        "system_fingerprint": None,
+        "system_fingerprint": fingerprint(envelope.model),
         "choices": choices,
         "usage": usage_json(usage),
     }

@@ -150,7 +150,7 @@ class Api:
     async def _generate(self, request: Request, dialect: Dialect) -> ASGIApp:
         start = time.monotonic()
         call = dialect.parse(await self._body(request), self.served.defaults)
-        model = self.served.name_for(call.model)
+        model = self.served.answers_as(call.model)
         self.session.check_open()
         tokenizer = self.session.renderer.tokenizer
         try:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from headrace.api.errors import UnknownModel
 from headrace.api.fields import shown
 from headrace.engine.request import Sampling
+from headrace.errors import RequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,17 @@ class Served:
     def id(self) -> str:
         return self.names[0]
 
+    def answers_as(self, asked: str | None) -> str:
+        """The name to answer under. Raises UnknownModel (404), RequestError where names are exact
+        and there is none."""
+        if self.exact and not asked:
+            raise RequestError(
+                "model: missing", field="model", expected="one of " + ", ".join(self.names)
+            )
+        return self.name_for(asked)
+
     def name_for(self, asked: str | None) -> str:
-        """The name to answer under. Raises UnknownModel (404)."""
+        """The name that is meant; none means the model itself. Raises UnknownModel (404)."""
         if asked is None or asked == "":
             return self.id
         fits = any(fnmatch.fnmatchcase(asked, pattern) for pattern in self.patterns)
