@@ -100,7 +100,7 @@ def _blocks_of(source: ModelSource) -> Ranges:
 
 def _read_plainly(ranges: Ranges) -> None:
     """Each thread has one buffer, and takes every DEPTH-th piece."""
-    files = {file: _open(file) for file, _, _ in ranges}
+    files = {file: _open(file) for file in {file for file, _, _ in ranges}}
 
     def work(first: int) -> None:
         with mmap.mmap(-1, PIECE_BYTES) as buffer, memoryview(buffer) as whole:
