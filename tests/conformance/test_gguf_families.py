@@ -11,6 +11,7 @@ import gguf
 import pytest
 import torch
 
+import headrace
 from fixtures.drive import Driver
 from fixtures.gguf_files import matrices, write_gguf
 from fixtures.tiny import CASES, VOCAB, Case, build
@@ -70,3 +71,20 @@ def test_rounded_files_compute_with_the_values_they_hold(case: Any, kind: str) -
     expected = logits_of(folder / "same.gguf")
     found = logits_of(folder / f"{kind}.gguf")
     assert (found - expected).abs().max() < CLOSE * expected.abs().max()
+
+
+def test_engines_give_the_same_tokens(case: Any) -> None:
+    """Prompts cut in chunks, states, captured steps: what a whole engine does with it."""
+    folder, _ = case
+    write_gguf(folder, folder / "model.gguf")
+    answers = []
+    for path in (folder, folder / "model.gguf"):
+        config = headrace.EngineConfig.of(dtype="float32", **{"schedule.step_tokens": 16})
+        engine = headrace.load(path, config)
+        try:
+            sampling = headrace.Sampling(temperature=0, max_tokens=12, ignore_eos=True)
+            answers.append(engine.generate(PROMPT, sampling))
+        finally:
+            engine.close()
+    assert len(answers[0]) == 12
+    assert answers[0] == answers[1]

@@ -228,3 +228,31 @@ def test_tokens_that_occur_twice_keep_the_first_id() -> None:
     assert (
         tokenizer_json(told, "m")["model"]["vocab"]["the"] < len(told["tokenizer.ggml.tokens"]) - 1
     )
+
+
+TOLD = metadata(trained("gpt-2"), "gpt-2")
+STRANGE = st.one_of(
+    st.none(), st.booleans(), st.integers(-2, 1 << 40), st.floats(), st.text(max_size=4),
+    st.sampled_from(["llama", "gpt2", "qwen2", "{{", "{% for %}"]),
+    st.lists(st.one_of(st.text(max_size=3), st.integers(-1, 9), st.none()), max_size=4),
+)  # fmt: skip
+
+
+@given(data=st.data())
+def test_any_metadata_gives_a_tokenizer_or_an_error_of_ours(data: st.DataObject) -> None:
+    told = dict(TOLD) | {"tokenizer.ggml.scores": [0.0] * len(TOLD["tokenizer.ggml.tokens"])}
+    for _ in range(data.draw(st.integers(1, 3))):
+        key = data.draw(st.sampled_from(sorted(told)))
+        value = told[key]
+        if isinstance(value, list) and value and data.draw(st.booleans()):
+            value = list(value)
+            at = data.draw(st.integers(0, len(value) - 1))
+            value[at] = data.draw(STRANGE)
+            told[key] = value
+        else:
+            told[key] = data.draw(STRANGE)
+    try:
+        renderer = Renderer.from_gguf(told, {"eos_token_id": [2]}, "m.gguf")
+    except CheckpointError:
+        return
+    renderer.tokenizer.encode("hello", special=True)
