@@ -49,7 +49,8 @@ def parse_ask(body: Fields) -> ChatRequest:
     """The part of a chat body that becomes the prompt and shapes the answer."""
     messages = parse_messages(body)
     tools = parse_tools(body)
-    thinking, template_args = _thinking(body)
+    effort = body.choice("reasoning_effort", EFFORTS)
+    thinking, template_args = read_thinking(body, effort)
     parallel = body.flag("parallel_tool_calls")
     continue_last = body.flag("continue_final_message") or False
     if body.flag("add_generation_prompt") is continue_last:
@@ -71,6 +72,8 @@ def parse_ask(body: Fields) -> ChatRequest:
         parallel_tool_calls=True if parallel is None else parallel,
         format=parse_format(body),
         thinking=thinking,
+        effort="max" if effort == "xhigh" else effort,  # type: ignore[arg-type]
+        thinking_budget=body.whole("thinking_budget", 1, MAX_TOKENS),
         stop=read_stop(body),
         template_args=template_args,
         continue_last=continue_last,
@@ -200,12 +203,8 @@ def parse_format(body: Fields) -> OutputFormat:
     return shape
 
 
-def _thinking(body: Fields) -> tuple[bool | None, dict[str, Any]]:
-    return read_thinking(body, body.choice("reasoning_effort", EFFORTS))
-
-
 def read_thinking(body: Fields, effort: str | None) -> tuple[bool | None, dict[str, Any]]:
-    """Whether to think, and the template's own arguments: those of the body and `effort`."""
+    """Whether to think, by the template's arguments and the effort, and those arguments."""
     args = body.mapping("chat_template_kwargs") or {}
     thinking: bool | None = None
     for name in ("enable_thinking", "thinking"):
@@ -215,7 +214,6 @@ def read_thinking(body: Fields, effort: str | None) -> tuple[bool | None, dict[s
         thinking = False if thinking is None else thinking
     elif effort is not None:
         thinking = True if thinking is None else thinking
-        args.setdefault("reasoning_effort", "high" if effort in ("xhigh", "max") else effort)
     return thinking, args
 
 

@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from headrace.chat.budget import ThinkingBudget
 from headrace.chat.conversation import template_messages, tool_dict
 from headrace.chat.detokenizer import Detokenizer
 from headrace.chat.echo import EchoStore, SpokenTurn
+from headrace.chat.effort import EffortSwitch, find_effort
 from headrace.chat.gguf import templates_of, tokenizer_of
 from headrace.chat.grammar import (
     GrammarConstraint,
@@ -44,6 +46,7 @@ class Renderer:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     style: Style
+    effort: EffortSwitch | None = None
 
     @classmethod
     def from_folder(cls, folder: Path) -> Renderer:
@@ -68,7 +71,8 @@ class Renderer:
             native_tools=shape.tools,
             tokenizer=tokenizer,
         )
-        return cls(tokenizer.ending_at(style.end_ids), template, style)
+        effort = find_effort(template) if template else None
+        return cls(tokenizer.ending_at(style.end_ids), template, style, effort)
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -174,13 +178,26 @@ class Renderer:
             after_text=request.continue_last,
         )
 
-    def constraint(self, request: ChatRequest, prompt: Prompt) -> GrammarConstraint | None:
-        """A fresh grammar for one answer to `prompt`, None if it is free.
+    def constraint(
+        self, request: ChatRequest, prompt: Prompt
+    ) -> GrammarConstraint | ThinkingBudget | None:
+        """A fresh grammar and limit for one answer to `prompt`, None if it is free.
 
-        With `continue_last` it holds for what is added.
+        With `continue_last` it holds for what is added. A family that does not think has no limit.
         """
-        return compile_constraint(
+        grammar = compile_constraint(
             self.tokenizer, request, self.style, reasoning=self._reasoning(prompt)
+        )
+        thinks = self.style.think is not None or self.style.channels is not None
+        if request.thinking_budget is None or not thinks:
+            return grammar
+        return ThinkingBudget(
+            self.tokenizer,
+            self.style,
+            request.thinking_budget,
+            in_reasoning=prompt.in_reasoning,
+            tools=bool(self._offered(request)),
+            grammar=grammar,
         )
 
     def prepare_grammars(self) -> None:
@@ -216,10 +233,22 @@ class Renderer:
         # What the client sends of earlier thinking it wants kept, and the prefix with it.
         variables: dict[str, Any] = dict(self.style.keep_thinking)
         variables |= {key: guard.data(value) for key, value in request.template_args.items()}
-        switch = self.style.thinking_switch
-        if switch is not None and request.thinking is not None:
-            variables[switch] = request.thinking
+        switch, thinking = self.style.thinking_switch, self._wants_thinking(request)
+        if switch is not None and thinking is not None:
+            on, off = self.style.thinking_words
+            variables[switch] = on if thinking else off
+        if self.effort is not None and (request.effort is not None or thinking is False):
+            word = self.effort.word("none" if thinking is False else request.effort or "none")
+            if word is None and thinking is False and switch is None:
+                word = self.effort.word("minimal")  # it cannot but think
+            if word is not None:
+                variables.setdefault(self.effort.name, word)
         return variables
+
+    def _wants_thinking(self, request: ChatRequest) -> bool | None:
+        if request.thinking is not None or request.effort is None:
+            return request.thinking
+        return request.effort != "none"
 
     def _thinking(self, request: ChatRequest, text: str) -> tuple[str, bool]:
         """Whether the prompt leaves a thinking open; an unwanted one is closed."""
@@ -231,7 +260,7 @@ class Renderer:
             inside = bool(last.reasoning) and not last.content
             return text, inside and text.rfind(span.open.text) > text.rfind(span.close.text)
         is_open = text.rstrip().endswith(span.open.text)
-        if is_open and request.thinking is False:
+        if is_open and self._wants_thinking(request) is False:
             return f"{text.rstrip()}\n\n{span.close.text}\n\n", False
         return text, is_open
 

@@ -24,7 +24,8 @@ _THINK_MARKS = (
 # The word with which a thinking between such marks begins.
 _THINK_LEADS = {"<|channel>": "thought"}
 # Variables by which templates switch thinking on and off.
-_THINKING_SWITCHES = ("enable_thinking", "thinking")
+_THINKING_SWITCHES = ("enable_thinking", "thinking", "thinking_mode")
+_THINKING_WORDS = {"thinking_mode": ("enabled", "disabled")}
 # Variables by which templates keep or drop the thinking of earlier turns, and what keeps it.
 _KEEP_SWITCHES = {
     "preserve_thinking": True,
@@ -91,6 +92,7 @@ class Style:
     calls: Syntax | None
     native_tools: bool
     thinking_switch: str | None
+    thinking_words: tuple[bool | str, bool | str]  # what switches thinking on and off
     channels: Channels | None  # then thinking and calls are told by channel, not by delimiters
     end_ids: frozenset[int]
     start_ids: frozenset[int] = frozenset()  # tokens with which a message begins
@@ -149,6 +151,7 @@ def detect_style(
         calls=calls,
         native_tools=native_tools,
         thinking_switch=switch if think else None,
+        thinking_words=_THINKING_WORDS.get(switch or "", (True, False)),
         channels=channels,
         end_ids=frozenset(i for i in ends if i is not None and i in tokenizer.special_ids),
         start_ids=frozenset(i for i in starts if i is not None and i in tokenizer.special_ids),

@@ -158,20 +158,24 @@ def test_tool_choices(given_as, choice):
 
 
 @pytest.mark.parametrize(
-    ("more", "thinking", "args"),
+    ("more", "thinking", "effort", "args"),
     [
-        ({}, None, {}),
-        ({"reasoning_effort": "none"}, False, {}),
-        ({"reasoning_effort": "minimal"}, False, {}),
-        ({"reasoning_effort": "low"}, True, {"reasoning_effort": "low"}),
-        ({"reasoning_effort": "xhigh"}, True, {"reasoning_effort": "high"}),
-        ({"chat_template_kwargs": {"enable_thinking": False}}, False, {"enable_thinking": False}),
-        ({"chat_template_kwargs": {"x": 1}}, None, {"x": 1}),
+        ({}, None, None, {}),
+        ({"reasoning_effort": "none"}, False, "none", {}),
+        ({"reasoning_effort": "minimal"}, False, "minimal", {}),
+        ({"reasoning_effort": "low"}, True, "low", {}),
+        ({"reasoning_effort": "xhigh"}, True, "max", {}),
+        (
+            {"chat_template_kwargs": {"enable_thinking": False}},
+            *(False, None, {"enable_thinking": False}),
+        ),
+        ({"chat_template_kwargs": {"x": 1}}, None, None, {"x": 1}),
     ],
 )
-def test_thinking(more, thinking, args):
+def test_thinking(more, thinking, effort, args):
     ask = chat(**more).ask
-    assert (ask.thinking, ask.template_args) == (thinking, args)
+    assert (ask.thinking, ask.effort, ask.template_args) == (thinking, effort, args)
+    assert chat(thinking_budget=7).ask.thinking_budget == 7
 
 
 def test_streaming_options():
