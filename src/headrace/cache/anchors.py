@@ -33,6 +33,11 @@ class Cuts:
             return self.positions[i]
         return (start // self._spacing + 1) * self._spacing
 
+    def last(self, limit: int) -> int:
+        """The last cut of the prompt at most at position `limit`, 0 if there is none."""
+        i = bisect_right(self.positions, limit)
+        return self.positions[i - 1] if i else 0
+
     def __contains__(self, position: int) -> bool:
         if position > self.positions[-1]:
             return position % self._spacing == 0

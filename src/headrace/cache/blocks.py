@@ -75,6 +75,10 @@ class BlockPool:
         assert self.first <= number < self.first + self.count, f"no number {number}"
         return self._holders[number - self.first]
 
+    def held(self) -> set[int]:
+        """All numbers that somebody holds."""
+        return {i + self.first for i, holders in enumerate(self._holders) if holders}
+
     def check(self) -> None:
         """Raise AssertionError where the free list and the counts disagree."""
         free = set(self._free)

@@ -2,75 +2,59 @@
 
 Full blocks are shared and never written again. The block in which a prompt leaves the cached text
 is copied: a recurrent state fits one position only, and the tokens before it need their keys and
-values. A block has one reference from the tree and one from each sequence that reads it.
+values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from headrace.cache.blocks import BlockPool
-from headrace.cache.checkpoints import MOST_HITS, StateCheckpoints, gap, worth_now
-from headrace.cache.leaves import Leaves, may_go
-from headrace.cache.radix import Checkpoint, Node, RadixTree
+from headrace.cache.checkpoints import before, worth_now
+from headrace.cache.conversations import Conversation
+from headrace.cache.lease import Copies, Lease, Prefix
+from headrace.cache.radix import Checkpoint, Node
+from headrace.cache.store import BlockStore
 
 Tokens = Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Prefix:
-    """The part of a sequence that need not be computed."""
-
-    tokens: int = 0
-    path: tuple[Node, ...] = ()  # its full blocks
-    tail: Node | None = None  # its last block, where the sequence goes on in the middle of it
-    checkpoint: Checkpoint | None = None  # the state behind it
-
-
-@dataclass(slots=True, eq=False)
-class Lease:
-    """What a running sequence holds; `node` is the last block of it that is in the tree."""
-
-    node: Node
-    blocks: tuple[int, ...]
-    state: int  # -1 = the model has none
-
-    def rename(self, blocks: Mapping[int, int], states: Mapping[int, int]) -> None:
-        """Numbers have changed: old -> new."""
-        if not blocks.keys().isdisjoint(self.blocks):
-            self.blocks = tuple(blocks.get(block, block) for block in self.blocks)
-        self.state = states.get(self.state, self.state)
-
-
-@dataclass(frozen=True, slots=True)
-class Copies:
-    """(from, to) of blocks and of state slots, to be done in this order before anything else."""
-
-    blocks: list[tuple[int, int]] = field(default_factory=list)
-    states: list[tuple[int, int]] = field(default_factory=list)
 
 
 class PrefixCache:
     """All blocks and state slots go through it: those of running sequences, those it keeps."""
 
     def __init__(
-        self, blocks: BlockPool, states: BlockPool, block_tokens: int, *, on: bool
+        self,
+        blocks: BlockPool,
+        states: BlockPool,
+        block_tokens: int,
+        *,
+        on: bool,
+        host_blocks: int = 0,
+        host_states: int = 0,
     ) -> None:
+        """`host_blocks`, `host_states`: what the host tier holds, 0 = there is none."""
         self.blocks, self.states = blocks, states
-        self.tree = RadixTree(block_tokens)
-        self.checkpoints = StateCheckpoints()
+        slots = BlockPool(host_states if states.count else 0)
+        self._store = BlockStore(blocks, BlockPool(host_blocks), (states, slots), block_tokens)
+        self.tree = self._store.tree
+        self.checkpoints = self._store.checkpoints
         self.on = on
-        self.hits = self.evictions = self.cached_tokens = 0
+        self.hits = self.cached_tokens = 0
         self._recurrent = states.count > 0
-        self._leaves = Leaves()
-        self._busy = 0  # nodes with users
-        self._copies = Copies()
+
+    @property
+    def store(self) -> BlockStore:
+        return self._store
+
+    @property
+    def evictions(self) -> int:
+        """Blocks and states that are gone."""
+        return self._store.evictions + self.checkpoints.evictions
 
     @property
     def idle_blocks(self) -> int:
         """Cached and used by nobody: free as soon as somebody needs them."""
-        return self.tree.count - self._busy
+        return self._store.idle
 
     @property
     def spare_blocks(self) -> int:
@@ -78,37 +62,57 @@ class PrefixCache:
 
     @property
     def spare_states(self) -> int:
-        return self.states.free + len(self.checkpoints)
+        return self.states.free + self.checkpoints.on_device
 
-    def match(self, tokens: Tokens) -> Prefix:
-        """The longest usable beginning; the last token is always left to compute."""
+    def match(self, tokens: Tokens, opening: int = 0) -> Prefix:
+        """The longest usable beginning; the last token is always left to compute.
+
+        `opening`: tokens of the conversation's first exchange, 0 = not known.
+        """
         if not self.on:
-            return Prefix()
+            return Prefix(length=len(tokens))
         path, entered = self.tree.walk(tokens, len(tokens) - 1)
+        tail, inside = max(entered, key=lambda e: e[1], default=(None, 0))
+        last = tail or (path[-1] if path else None)
+        common = (path[-1].end if path else 0) + inside
+        owner = None if last is None else last.owner
+        if owner is not None and not owner.goes_on(common, opening):
+            owner = None
         if self._recurrent:
-            return _deepest(path, entered)
-        end = path[-1].end if path else 0
-        tail, common = max(entered, key=lambda e: e[1], default=(None, 0))
-        return Prefix(end + common, tuple(path), tail)
+            at, full, tail, checkpoint = _deepest(path, entered)
+            return Prefix(at, full, tail, checkpoint, len(tokens), owner, common)
+        return Prefix(common, tuple(path), tail, None, len(tokens), owner, common)
 
     def spare_beside(self, prefix: Prefix) -> int:
         """Blocks that are left once a sequence holds this prefix."""
-        return self.spare_blocks - sum(node.users == 0 for node in prefix.path)
+        return self.spare_blocks - sum(n.users == 0 and n.block >= 0 for n in prefix.path)
 
     def begin(self, prefix: Prefix, blocks: int) -> Lease:
         """So many blocks, those of the prefix included; the caller has seen that they are there."""
-        self.checkpoints.requests += 1
-        for node in prefix.path:
-            self._use(node)
-            self.blocks.share((node.block,))
+        store, path, tail = self._store, prefix.path, prefix.tail
+        owner = self._owner(prefix)
+        for node in path:
+            store.use(node)
+        if tail is not None:
+            source = tail.block
+            pinned = source < 0
+            tail.users += pinned  # or its place in the host tier might be given away
         if prefix.tokens:
-            self._hit(prefix)
+            self._hit(prefix, owner)
         state = self._begin_state(prefix.checkpoint) if self._recurrent else -1
-        own = self.take(blocks - len(prefix.path))
-        if prefix.tail is not None:
-            self._copies.blocks.append((prefix.tail.block, own[0]))
-        node = prefix.path[-1] if prefix.path else self.tree.root
-        return Lease(node, (*(n.block for n in prefix.path), *own), state)
+        taken = store.take(blocks - prefix.resident)
+        own, returning = taken[: blocks - len(path)], list(taken[blocks - len(path) :])
+        if tail is not None:
+            # Before anything is brought back, which may be into the block that this is read from.
+            store.copies.blocks.append((source, own[0]))
+            tail.users -= pinned
+            store.settle(tail)
+        for node in path:
+            if node.block < 0:
+                store.bring_back(node, returning.pop())
+            self.blocks.share((node.block,))
+        node = path[-1] if path else self.tree.root
+        return Lease(node, (*(n.block for n in path), *own), state, owner)
 
     def grow(self, lease: Lease, blocks: int) -> bool:
         """To so many blocks; False, and nothing has changed, where they are not to be had."""
@@ -121,25 +125,16 @@ class PrefixCache:
 
     def take(self, n: int) -> tuple[int, ...]:
         """Free blocks, after evictions where needed; the caller has looked at `spare_blocks`."""
-        self.make_free(n)
-        return self.blocks.take(n)
+        return self._store.take(n)
 
     def make_free(self, n: int) -> None:
         """Evict until so many blocks are free, or nothing is left to evict."""
-        while self.blocks.free < n:
-            node = self._leaves.pop()
-            if node is None:
-                return
-            self.evictions += 1
-            self._remove(node)
+        self._store.make_free(n)
 
     def free_states(self, n: int) -> None:
         """Evict until so many state slots are free, or nothing is left to evict."""
-        while self.states.free < n:
-            least = self.checkpoints.least()
-            if least is None:
-                return
-            self._evict(least)
+        while self.states.free < n and self.checkpoints.make_room():
+            pass
 
     def keep(self, lease: Lease, tokens: Tokens, computed: int) -> None:
         """The full blocks of what is computed go into the tree.
@@ -149,15 +144,20 @@ class PrefixCache:
         size, node = self.tree.block_tokens, lease.node
         if not self.on or node.end + size > computed:
             return
-        blocks = list(lease.blocks)
+        store, blocks = self._store, list(lease.blocks)
         while node.end + size <= computed:
             i, part = node.end // size, tuple(tokens[node.end : node.end + size])
-            child = self.tree.covering(node, part) or self._add(node, part, blocks[i])
+            child = self.tree.covering(node, part)
+            if child is None:
+                child = store.add(node, part, blocks[i], lease.owner)
+            elif child.block < 0:
+                store.adopt(child, blocks[i])
             if child.block != blocks[i]:
                 self.blocks.share((child.block,))
                 self.blocks.release((blocks[i],))
                 blocks[i] = child.block
-            self._use(child)
+            store.use(child)
+            store.touch(child, lease.owner)
             node = child
         lease.node = node
         if tuple(blocks) != lease.blocks:
@@ -173,19 +173,25 @@ class PrefixCache:
         offset = len(part) or len(at.tokens)
         if found is not None and offset in found.states:
             return
+        last = before(at, computed - at.start)
+        lease.owner.grown(computed)
+        worth = worth_now(computed - (last.position if last else 0), lease.owner)
         # A slot first: what goes for it may be a neighbour of the place where this state belongs.
-        if not self._slot_for(worth_now(gap(at, computed - at.start), at.hits)):
+        slot = self.checkpoints.slot_for(worth)
+        if slot is None:
             return
         node = self._place(lease, part)
-        if node is not None:
-            (slot,) = self.states.take()
-            self.checkpoints.put(node, offset, slot)
-            self._copies.states.append((lease.state, slot))
-            self._settle(node)
+        if node is None:
+            (self.checkpoints.host if slot < 0 else self.states).release((max(slot, ~slot),))
+            return
+        self.checkpoints.put(node, offset, slot)
+        self._store.copies.states.append((lease.state, slot))
+        self._store.settle(node)
 
     def release(self, lease: Lease, tokens: Tokens, computed: int, *, state_valid: bool) -> None:
         """A sequence stops running; what it computed stays. `state_valid`: its state is that
         behind `computed` tokens."""
+        lease.owner.grown(computed)
         if self.on and computed and (state_valid or not self._recurrent):
             self._keep_end(lease, tokens, computed)
         self.blocks.release(lease.blocks)
@@ -193,113 +199,94 @@ class PrefixCache:
             self.states.release((lease.state,))
         node = lease.node
         while node.parent is not None:
-            node.users -= 1
-            self._busy -= node.users == 0
-            if not node.users:
-                self._leaves.rank(node)
             left, node = node, node.parent
-            self._settle(left)
-        self._leaves.compact(self.tree.count)
+            self._store.leave(left)
+        self._store.compact()
 
     def copies(self) -> Copies:
         """Those since the last call; to be done before anything else touches blocks or states."""
-        made, self._copies = self._copies, Copies()
-        return made
+        return self._store.copies.drain()
 
     def renamed(self, blocks: Mapping[int, int], states: Mapping[int, int]) -> None:
         """Numbers have changed: old -> new."""
-        for node in self.tree if blocks else ():
-            node.block = blocks.get(node.block, node.block)
+        self._store.renamed(blocks)
         if states:
             self.checkpoints.renamed(states)
 
     def check(self, leases: Sequence[Lease]) -> None:
         """Raise AssertionError where an invariant is broken."""
-        self.blocks.check()
         self.states.check()
-        self.tree.check()
         nodes = list(self.tree)
-        self.checkpoints.check(nodes)
-        held = dict.fromkeys((node.block for node in nodes), 1)
-        assert len(held) == len(nodes), "two nodes of one block"
+        held = {node.block: 1 for node in nodes if node.block >= 0}
         users = dict.fromkeys(nodes, 0)
         for lease in leases:
             assert len(lease.blocks) == len(set(lease.blocks))
             at = lease.node
             while at.parent is not None:
-                assert lease.blocks[at.start // self._size] == at.block
+                assert lease.blocks[at.start // self.tree.block_tokens] == at.block
                 users[at] += 1
                 at = at.parent
             for block in lease.blocks:
                 held[block] = held.get(block, 0) + 1
-            own = lease.blocks[lease.node.end // self._size :]
+            own = lease.blocks[lease.node.end // self.tree.block_tokens :]
             assert all(held[b] == 1 for b in own), "a sequence writes into a shared block"
-        assert users == {node: node.users for node in nodes}
-        assert self._busy == sum(node.users > 0 for node in nodes)
+        self._store.check(nodes, users)
         assert self.blocks.used == len(held)
         for block, n in held.items():
             assert self.blocks.holders(block) == n
         slots = [lease.state for lease in leases if lease.state >= 0]
-        slots += [c.slot for c in self.checkpoints]
+        slots += [c.slot for c in self.checkpoints if c.slot >= 0]
         assert len(slots) == len(set(slots)) == self.states.used
-        if self._recurrent:
-            dead = [n for n in nodes if not n.children and not n.users and not n.states]
-            assert not dead, "blocks that no state makes usable"
 
-    @property
-    def _size(self) -> int:
-        return self.tree.block_tokens
+    def _owner(self, prefix: Prefix) -> Conversation:
+        """The conversation that a sequence with this prefix belongs to."""
+        self.checkpoints.now += 1
+        owner = prefix.owner
+        if owner is None:
+            owner = Conversation(prefix.common)
+        else:
+            owner.turns += 1
+        owner.grown(prefix.length)
+        return owner
 
-    def _hit(self, prefix: Prefix) -> None:
+    def _hit(self, prefix: Prefix, owner: Conversation) -> None:
         self.hits += 1
         self.cached_tokens += prefix.tokens
         for node in (*prefix.path, *((prefix.tail,) if prefix.tail else ())):
-            node.hits += 1
-            self._leaves.rank(node)
+            self._store.touch(node, owner)
         if prefix.tail is not None:
-            self._settle(prefix.tail)
+            self._store.settle(prefix.tail)
         if prefix.checkpoint is not None:
             self.checkpoints.touch(prefix.checkpoint)
 
     def _begin_state(self, source: Checkpoint | None) -> int:
-        if not self.states.free:
-            other = self.checkpoints.least(but=source)
-            if other is None:
-                assert source is not None, "the caller has looked at spare_states"
-                # There is no other slot: the sequence goes on in the very state it begins with.
-                slot = self.checkpoints.drop(source)
-                self._settle(source.node)
-                return slot
-            self._evict(other)
+        if not self.states.free and not self.checkpoints.make_room(but=source):
+            assert source is not None, "the caller has looked at spare_states"
+            # There is no other slot: the sequence goes on in the very state it begins with.
+            slot = self.checkpoints.drop(source)
+            self._store.settle(source.node)
+            return slot
         (slot,) = self.states.take()
         if source is not None:
-            self._copies.states.append((source.slot, slot))
+            self._store.copies.states.append((source.slot, slot))
         return slot
-
-    def _slot_for(self, worth: float) -> bool:
-        """Whether a state of this worth gets a slot; one that is worth less goes for it."""
-        if self.states.free:
-            return True
-        least = self.checkpoints.least()
-        if least is None or self.checkpoints.worth(least) >= worth:
-            return False
-        self._evict(least)
-        return True
 
     def _keep_end(self, lease: Lease, tokens: Tokens, computed: int) -> None:
         """The last, unfilled block and the state, without a copy: nobody writes to them now."""
         node, offset = lease.node, computed - lease.node.end
         if offset:
             part = tuple(tokens[node.end : computed])
-            block = lease.blocks[node.end // self._size]
-            node = self.tree.covering(node, part) or self._add(node, part, block)
+            block = lease.blocks[node.end // self.tree.block_tokens]
+            found = self.tree.covering(node, part)
+            node = found or self._store.add(node, part, block, lease.owner)
         else:
             offset = len(node.tokens)
         if self._recurrent and offset not in node.states:
             self.checkpoints.put(node, offset, lease.state)
             lease.state = -1
-        self._leaves.rank(node)
-        self._settle(node)
+        if node.parent is not None:
+            self._store.touch(node, lease.owner)
+        self._store.settle(node)
 
     def _place(self, lease: Lease, part: tuple[int, ...]) -> Node | None:
         """The node that begins with what a sequence has of its unfilled block; a copy of that
@@ -309,70 +296,26 @@ class PrefixCache:
         found = self.tree.covering(lease.node, part)
         if found is None and self.spare_blocks:
             (block,) = self.take(1)
-            self._copies.blocks.append((lease.blocks[lease.node.end // self._size], block))
-            found = self._add(lease.node, part, block)
+            source = lease.blocks[lease.node.end // self.tree.block_tokens]
+            self._store.copies.blocks.append((source, block))
+            found = self._store.add(lease.node, part, block, lease.owner)
             self.blocks.release((block,))  # the tree has a reference of its own
         return found
 
-    def _add(self, parent: Node, tokens: tuple[int, ...], block: int) -> Node:
-        """A node for these tokens, in place of those that hold a beginning of them."""
-        shorter = self.tree.covered(parent, tokens)
-        node = self.tree.add(parent, tokens, block)
-        self.blocks.share((block,))
-        for old in shorter:
-            for checkpoint in list(old.states.values()):
-                self.checkpoints.transfer(checkpoint, node)
-            node.hits = max(node.hits, old.hits)
-            self.tree.remove(old)
-            self.blocks.release((old.block,))
-        # A conversation goes on; where it parts from another one, perhaps.
-        known = min(parent.hits, MOST_HITS)
-        node.hits = max(node.hits, known if len(parent.children) == 1 else known // 2)
-        self._leaves.rank(node)
-        return node
 
-    def _use(self, node: Node) -> None:
-        self._busy += node.users == 0
-        node.users += 1
-
-    def _evict(self, checkpoint: Checkpoint) -> None:
-        self.evictions += 1
-        node = checkpoint.node
-        self.states.release((self.checkpoints.drop(checkpoint),))
-        self._settle(node)
-
-    def _settle(self, node: Node) -> None:
-        """A node has changed: a leaf that nobody uses may go, and does where it is worthless."""
-        while may_go(node):
-            if not self._recurrent or node.states:
-                self._leaves.offer(node)
-                return
-            assert node.parent is not None
-            node, dead = node.parent, node
-            self.tree.remove(dead)
-            self.blocks.release((dead.block,))
-
-    def _remove(self, node: Node) -> None:
-        parent = node.parent
-        assert parent is not None
-        for checkpoint in list(node.states.values()):
-            self.states.release((self.checkpoints.drop(checkpoint),))
-        self.tree.remove(node)
-        self.blocks.release((node.block,))
-        self._settle(parent)
-
-
-def _deepest(path: list[Node], entered: list[tuple[Node, int]]) -> Prefix:
+def _deepest(
+    path: list[Node], entered: list[tuple[Node, int]]
+) -> tuple[int, tuple[Node, ...], Node | None, Checkpoint | None]:
     """Up to the last state: without one the blocks are of no use to a recurrent model."""
     inside = [(o, node) for node, common in entered for o in node.states if o <= common]
     if inside:
         offset, node = max(inside, key=lambda found: found[0])
-        return Prefix(node.start + offset, tuple(path), node, node.states[offset])
+        return node.start + offset, tuple(path), node, node.states[offset]
     for i in range(len(path) - 1, -1, -1):
         node = path[i]
         if node.states:
             offset = max(node.states)
             if offset == len(node.tokens):
-                return Prefix(node.end, tuple(path[: i + 1]), None, node.states[offset])
-            return Prefix(node.start + offset, tuple(path[:i]), node, node.states[offset])
-    return Prefix()
+                return node.end, tuple(path[: i + 1]), None, node.states[offset]
+            return node.start + offset, tuple(path[:i]), node, node.states[offset]
+    return 0, (), None, None

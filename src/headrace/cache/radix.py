@@ -8,21 +8,30 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from headrace.cache.conversations import Conversation
+
 
 @dataclass(slots=True, eq=False)
 class Checkpoint:
     """A recurrent state as it was behind `offset` tokens of a node, in a state slot of its own."""
 
-    slot: int
+    slot: int  # ~n = slot n of the host tier
     node: Node
     offset: int
     hits: int = 0
     used: int = 0  # number of the request that used it last
+    before: Checkpoint | None = None  # the nearest one that has seen a beginning of its tokens
+    after: set[Checkpoint] = field(default_factory=set)  # those that it is the nearest one of
 
     @property
     def position(self) -> int:
         """Tokens that this state has seen."""
         return self.node.start + self.offset
+
+    @property
+    def gap(self) -> int:
+        """Tokens that would have to be computed again without it."""
+        return self.position - (0 if self.before is None else self.before.position)
 
 
 @dataclass(slots=True, eq=False)
@@ -31,13 +40,14 @@ class Node:
 
     tokens: tuple[int, ...]
     start: int
-    block: int
+    block: int  # ~n = block n of the host tier
     parent: Node | None
     children: dict[tuple[int, ...], Node] = field(default_factory=dict)
     states: dict[int, Checkpoint] = field(default_factory=dict)  # by offset
     users: int = 0  # running sequences that read this block
-    hits: int = 0
-    rank: float = 0.0  # what it is worth, for eviction
+    above: int = 0  # children that lie on the device
+    owner: Conversation | None = None  # the weightiest that uses it
+    used: int = 0  # number of the request that used it last
     alive: bool = True
 
     @property
@@ -88,6 +98,7 @@ class RadixTree:
         assert parent.end % self.block_tokens == 0
         node = Node(tokens, parent.end, block, parent)
         parent.children[tokens] = node
+        parent.above += block >= 0
         self.count += 1
         return node
 
@@ -97,6 +108,7 @@ class RadixTree:
         assert node.alive
         assert not node.children
         del node.parent.children[node.tokens]
+        node.parent.above -= node.block >= 0
         node.alive = False
         self.count -= 1
 
@@ -120,6 +132,8 @@ class RadixTree:
                 assert child.tokens == tokens
                 assert child.start == node.end
                 assert not self.covered(node, tokens), "two siblings hold the same tokens"
+                assert child.block < 0 or node is self.root or node.block >= 0, "a gap on a device"
+            assert node.above == sum(child.block >= 0 for child in node.children.values())
             for offset, state in node.states.items():
                 assert state.node is node
                 assert state.offset == offset

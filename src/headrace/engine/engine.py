@@ -22,7 +22,8 @@ from headrace.engine.pace import Pace
 from headrace.engine.request import Finish, Request, RequestId, Sampling, TokenEvent
 from headrace.engine.runner import Runner
 from headrace.engine.sampler import Drawer, sample
-from headrace.engine.scheduler import Limits, Scheduler
+from headrace.engine.scheduler import Scheduler
+from headrace.engine.seq import Limits
 from headrace.engine.step import Draw, Span, Step
 from headrace.engine.validation import check_tokens
 from headrace.errors import DeviceError, HeadraceError
@@ -32,6 +33,7 @@ from headrace.planning.resolve import ExecutionPlan
 log = logging.getLogger(__name__)
 
 _NOBODY = RequestId(-1)
+MOST_SHOWN = 32  # of the queue, in the status
 
 
 class Engine:
@@ -206,11 +208,12 @@ class Engine:
             },
             "running": scheduler.running,
             "waiting": scheduler.waiting,
+            "queue": scheduler.queue()[:MOST_SHOWN],
             "kv_blocks_used": scheduler.blocks_used,
             "kv_blocks_cached": scheduler.cache.idle_blocks,
             "kv_blocks_total": scheduler.blocks.count,
             "state_slots_used": scheduler.states_used,
-            "state_slots_cached": len(scheduler.cache.checkpoints),
+            "state_slots_cached": scheduler.cache.checkpoints.on_device,
             "state_slots_total": scheduler.states.count,
             "prefix_hits": scheduler.cache.hits,
             "prefix_evictions": scheduler.cache.evictions,

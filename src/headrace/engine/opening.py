@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace import _native
 from headrace.config import EngineConfig
-from headrace.engine.scheduler import Limits
+from headrace.engine.seq import Limits
 from headrace.models.source import ModelSource, open_model
 from headrace.planning.facts import ModelFacts
 from headrace.planning.machine import Machine

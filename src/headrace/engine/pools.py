@@ -14,7 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from headrace.cache.prefix import Copies
+from headrace.cache.lease import Copies
 from headrace.device.device import Device
 from headrace.device.memory import ElasticRange
 from headrace.errors import CapacityError

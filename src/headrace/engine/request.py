@@ -66,6 +66,14 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Marks:
+    """Tokens of an answer at which its text may be cut or changed later: a state is kept there."""
+
+    before: frozenset[int] = frozenset()  # with which a tool call begins
+    after: frozenset[int] = frozenset()  # with which thinking ends
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One sequence: a prompt and how to go on from it."""
 
@@ -73,6 +81,14 @@ class Request:
     sampling: Sampling = Sampling()
     constraint: Constraint | None = None
     anchors: tuple[int, ...] = ()  # positions where parts of the prompt begin, see cache/anchors.py
+    marks: Marks = Marks()
+    conversation: str = ""  # that it is a turn of, if the client says; "" = told by its beginning
+
+    @property
+    def opening(self) -> int:
+        """Tokens of the first exchange: system prompt and first message; 0 = not known."""
+        inside = sorted({a for a in self.anchors if 0 <= a < len(self.tokens)})
+        return inside[2] if len(inside) > 2 else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headrace.cache.prefix import Copies
+from headrace.cache.lease import Copies
 from headrace.engine.logits import Logits
 from headrace.engine.pools import clear_states, copy_entries
 from headrace.engine.request import RequestId

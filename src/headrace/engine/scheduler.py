@@ -1,68 +1,29 @@
 """Continuous batching without phases: a step mixes decode tokens with chunks of prompts. No torch.
 
-Sequences run first come, first served: each running one was submitted before each waiting one, also
-after preemptions. `check` proves this and that who holds which block and state slot adds up.
+Conversations take turns (`fairness`); requests of one conversation run first come, first served.
+The one that has run longest is never preempted, so everything ends. `check` proves that who holds
+which block and state slot adds up.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 from headrace.cache.anchors import Cuts
 from headrace.cache.blocks import BlockPool
-from headrace.cache.prefix import Copies, Lease, PrefixCache
+from headrace.cache.lease import Copies, Prefix
+from headrace.cache.prefix import PrefixCache
+from headrace.engine.fairness import Fairness, shares
 from headrace.engine.request import Finish, Request, RequestId, TokenEvent
+from headrace.engine.seq import Limits, Moves, Seq, party_of
 from headrace.engine.step import Draw, Span, Step
-from headrace.engine.validation import check_request, output_limit
+from headrace.engine.validation import check_load, check_request, output_limit
 from headrace.errors import CapacityError, HeadraceError
 
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """All the scheduler knows of machine and model."""
-
-    vocab: int
-    context: int  # longest sequence, answer included; its blocks fit into the pool
-    blocks: int
-    block_tokens: int
-    state_slots: int  # 0 = the model has no recurrent state
-    step_tokens: int
-    max_sequences: int
-    max_queued: int
-    end_ids: frozenset[int] = frozenset()  # tokens that end a turn of this model
-    first_block: int = 1  # lower numbers are never used, see BlockPool
-    prefix_cache: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Moves:
-    """Old number -> new one, of blocks and of state slots whose contents must move with them."""
-
-    blocks: dict[int, int]
-    states: dict[int, int]
-
-
-@dataclass(slots=True, eq=False)
-class Seq:
-    """One sequence from submit to finish. Its id tells its age."""
-
-    id: RequestId
-    request: Request
-    tokens: list[int]  # prompt and output
-    limit: int  # tokens at which it ends
-    stops: frozenset[int]
-    cuts: Cuts
-    computed: int = 0  # tokens whose keys, values and state are in the caches
-    lease: Lease | None = None  # while it runs
-    served: int = 0  # number of the last step it took part in
-    cached: int = -1  # prompt tokens found in the cache, -1 = it has never run
-
-    @property
-    def left(self) -> int:
-        return len(self.tokens) - self.computed
+MOST_OVERTAKEN = 32  # a request that so many younger ones have overtaken goes first
 
 
 class Scheduler:
@@ -77,17 +38,24 @@ class Scheduler:
         self.blocks = BlockPool(limits.blocks, first=limits.first_block)
         self.states = BlockPool(limits.state_slots)
         self.cache = PrefixCache(
-            self.blocks, self.states, limits.block_tokens, on=limits.prefix_cache
+            self.blocks,
+            self.states,
+            limits.block_tokens,
+            on=limits.prefix_cache,
+            host_blocks=limits.host_blocks,
+            host_states=limits.host_states,
         )
         self.preemptions = 0
         self.mixed_tokens = limits.step_tokens  # bound of a step in which someone awaits a token
         self._seqs: dict[RequestId, Seq] = {}
-        self._waiting: deque[Seq] = deque()
-        self._running: list[Seq] = []
+        self._waiting: list[Seq] = []
+        self._running: list[Seq] = []  # in the order in which they were let in
+        self._fair = Fairness()
         self._steps = 0
         self._in_flight = False  # between next_step and commit
         # A state is saved where a chunk ends; keys and values can be cut anywhere.
-        self._cutting = limits.prefix_cache and limits.state_slots > 0
+        self._recurrent = limits.prefix_cache and limits.state_slots > 0
+        self._cutting = self._recurrent and limits.anchored
 
     @property
     def running(self) -> int:
@@ -109,7 +77,7 @@ class Scheduler:
 
     @property
     def states_used(self) -> int:
-        return self.states.used - len(self.cache.checkpoints)
+        return self.states.used - self.cache.checkpoints.on_device
 
     @property
     def idle(self) -> bool:
@@ -122,16 +90,7 @@ class Scheduler:
         """
         limits = self.limits
         check_request(request, vocab=limits.vocab, context=limits.context)
-        load, most = len(self._seqs) + pending, limits.max_sequences + limits.max_queued
-        if load >= most:
-            raise CapacityError(
-                f"{load} requests are running or queued",
-                expected=f"at most {most} ({limits.max_sequences} running, "
-                f"{limits.max_queued} queued)",
-                fix="try again later",
-                # No answer is shorter than about a second; a longer queue empties more slowly.
-                retry_s=float(max(1, load // limits.max_sequences)),
-            )
+        check_load(len(self._seqs) + pending, limits.max_sequences, limits.max_queued)
 
     def submit(self, id: RequestId, request: Request) -> None:
         """Queue a request under an id above all earlier ones. Raises as `validate` does."""
@@ -141,8 +100,12 @@ class Scheduler:
         if not request.sampling.ignore_eos:
             stops = stops | self.limits.end_ids
         limit = output_limit(request, self.limits.context)
-        cuts = Cuts(len(request.tokens), request.anchors)
-        seq = Seq(id, request, list(request.tokens), limit, stops, cuts)
+        anchors = request.anchors if self.limits.anchored else ()
+        cuts = Cuts(len(request.tokens), anchors)
+        opening = request.opening
+        party = party_of(id, request, opening)
+        seq = Seq(id, request, list(request.tokens), limit, stops, cuts, party, opening)
+        self._fair.join(party, (s.party for s in self._waiting))
         self._seqs[id] = seq
         self._waiting.append(seq)
 
@@ -162,8 +125,10 @@ class Scheduler:
         prefill: list[Span] = []
         # A round ends without a span when all that had their turn were preempted for older ones.
         while not decode and not prefill:
-            for seq, n in sorted(self._shares(), key=lambda share: share[0].id):
-                if not self._grow(seq, n):
+            given = dict(self._shares())
+            for seq in self._running[:]:
+                n = given.get(seq, 0)
+                if not n or not self._grow(seq, n):
                     continue
                 seq.served = self._steps
                 (decode if seq.left == 1 else prefill).append(_span(seq, n))
@@ -187,7 +152,7 @@ class Scheduler:
             seq.computed += span.length
             assert seq.lease is not None
             self.cache.keep(seq.lease, seq.tokens, seq.computed)
-            if self._cutting and seq.computed in seq.cuts:
+            if self._saves(seq, draw):
                 self.cache.save(seq.lease, seq.tokens, seq.computed)
             if draw is not None:
                 events += self._advance(seq, draw)
@@ -248,14 +213,28 @@ class Scheduler:
         self.limits = replace(limits, blocks=blocks, state_slots=state_slots)
         return moves
 
+    def resize_host(self, blocks: int, states: int) -> None:
+        """Of the cache's second tier, between steps; `copies` tells what moves there."""
+        self.cache.store.resize_host(blocks, states if self._recurrent else 0)
+        self.limits = replace(self.limits, host_blocks=blocks, host_states=states)
+
     def ids(self) -> list[RequestId]:
         """All that are running or waiting, oldest first."""
         return list(self._seqs)
 
+    def queue(self) -> list[dict[str, Any]]:
+        """What waits, the next one first; from any thread."""
+        waiting = sorted(self._waiting, key=self._turn)
+        return [
+            {"request": s.id, "position": i, "prompt_tokens": len(s.tokens)}
+            for i, s in enumerate(waiting, 1)
+        ]
+
     def check(self) -> None:
         """Raise AssertionError where an invariant is broken."""
         queue = [*self._running, *self._waiting]
-        assert [s.id for s in queue] == list(self._seqs), "first come, first served"
+        assert sorted(s.id for s in queue) == list(self._seqs)
+        self._fair.check([s.party for s in queue])
         assert len(self._running) <= self.limits.max_sequences
         self.cache.check([s.lease for s in self._running if s.lease is not None])
         for seq in self._waiting:
@@ -269,20 +248,51 @@ class Scheduler:
     def _admit(self) -> None:
         """Start waiting sequences while their tokens so far fit."""
         while self._waiting and len(self._running) < self.limits.max_sequences:
-            seq = self._waiting[0]
-            found = self.cache.match(seq.tokens)
+            ready = [s for s in self._waiting if not s.behind]
+            if not ready:
+                return
+            seq = min(ready, key=self._turn)
+            found = self.cache.match(seq.tokens, seq.opening)
+            if self._follow(seq, found):
+                continue
             need = self._blocks_for(len(seq.tokens))
             # A block to grow into for each running one, or the next step would preempt it again.
-            least = need - len(found.path) + len(self._running)
+            least = need - found.resident + len(self._running)
+            # No other one overtakes it, or a long prompt would wait forever.
             if least > self.cache.spare_beside(found):
                 return
             if self.limits.state_slots and not self.cache.spare_states:
                 return
-            seq.lease = self.cache.begin(found, need)
-            seq.computed = found.tokens
-            if seq.cached < 0:
-                seq.cached = found.tokens
-            self._running.append(self._waiting.popleft())
+            self._start(seq, found, need)
+
+    def _start(self, seq: Seq, found: Prefix, blocks: int) -> None:
+        seq.lease = self.cache.begin(found, blocks)
+        seq.computed = found.tokens
+        if seq.cached < 0:
+            seq.cached = found.tokens
+        self._fair.admit(seq.party, len(seq.tokens) - found.tokens)
+        self._waiting.remove(seq)
+        for other in self._waiting:
+            other.overtaken += other.id < seq.id
+        self._running.append(seq)
+
+    def _follow(self, seq: Seq, found: Prefix) -> bool:
+        """Whether a running one computes more of its beginning than is cached: then it waits."""
+        if self.limits.prefix_cache:
+            size = 0 if self._recurrent else self.limits.block_tokens
+            seq.follow(self._running, found.tokens, size)
+        return seq.behind
+
+    def _turn(self, seq: Seq) -> tuple[bool, float, int]:
+        return seq.overtaken < MOST_OVERTAKEN, self._fair.work(seq.party), seq.id
+
+    def _saves(self, seq: Seq, draw: Draw | None) -> bool:
+        """Whether a state is kept here: at a chunk's end, an end of thinking, before a call."""
+        if not self._recurrent:
+            return False
+        if not self._cutting:
+            return seq.computed == len(seq.request.tokens)
+        return seq.computed in seq.cuts or seq.marked(None if draw is None else draw.token)
 
     def _shares(self) -> list[tuple[Seq, int]]:
         """How many tokens of which sequences the next step computes, within `step_tokens`."""
@@ -290,17 +300,11 @@ class Scheduler:
         if len(self._running) >= budget:
             # Not even a token for each: those served longest ago go first, so that nobody starves.
             return [(s, 1) for s in sorted(self._running, key=lambda s: s.served)[:budget]]
-        shares = [(seq, 1) for seq in self._running if seq.left == 1]
-        prompts = sorted((s for s in self._running if s.left > 1), key=lambda s: s.left)
-        if shares:
+        given = [(seq, 1) for seq in self._running if seq.left == 1]
+        prompts = [s for s in self._running if s.left > 1]
+        if given:
             budget = max(len(self._running), min(budget, self.mixed_tokens))
-        budget -= len(shares)
-        for i, seq in enumerate(prompts):
-            # Shortest first, so that what it leaves of its equal share goes to the longer ones.
-            n = min(self._most(seq), budget // (len(prompts) - i))
-            budget -= n
-            shares.append((seq, n))
-        return shares
+        return given + shares(prompts, self._most, _party, budget - len(given))
 
     def _most(self, seq: Seq) -> int:
         """Tokens of its next chunk: to the next place where its state is saved."""
@@ -323,7 +327,7 @@ class Scheduler:
         """Back to the queue: its tokens stay; what the cache loses is computed again from them."""
         self._release(seq)
         self._running.remove(seq)
-        self._waiting.appendleft(seq)
+        self._waiting.append(seq)
         seq.computed = 0
         self.preemptions += 1
 
@@ -331,6 +335,7 @@ class Scheduler:
         if draw.error is not None:
             return [self._finish(seq, Finish.ERROR, draw.error)]
         seq.tokens.append(draw.token)
+        self._fair.worked(seq.party, 1)
         constraint = seq.request.constraint
         if draw.token in seq.stops:
             return [self._finish(seq, Finish.STOP, token=draw)]
@@ -352,6 +357,7 @@ class Scheduler:
         # A failed step has left the state between two tokens.
         self._release(seq, state_valid=error is None)
         del self._seqs[seq.id]
+        self._fair.leave(seq.party)
         if seq in self._running:
             self._running.remove(seq)
         else:
@@ -382,3 +388,7 @@ def _span(seq: Seq, n: int) -> Span:
 
 def _event(seq: Seq, draw: Draw) -> TokenEvent:
     return TokenEvent(seq.id, draw.token, logprob=draw.logprob, cached=seq.cached)
+
+
+def _party(seq: Seq) -> str:
+    return seq.party

@@ -75,3 +75,16 @@ def _check_sampling(s: Sampling, vocab: int) -> None:
                 )
     for token, bias in s.logit_bias.items():
         within(f"logit_bias[{token}]", bias, -1000.0, 1000.0)
+
+
+def check_load(load: int, max_sequences: int, max_queued: int) -> None:
+    """Raises CapacityError where no more requests are taken."""
+    if load >= max_sequences + max_queued:
+        raise CapacityError(
+            f"{load} requests are running or queued",
+            expected=f"at most {max_sequences + max_queued} ({max_sequences} running, "
+            f"{max_queued} queued)",
+            fix="try again later",
+            # No answer is shorter than about a second; a longer queue empties more slowly.
+            retry_s=float(max(1, load // max_sequences)),
+        )

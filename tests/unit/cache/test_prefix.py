@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from headrace.cache.anchors import Cuts
 from headrace.cache.blocks import BlockPool
-from headrace.cache.prefix import Lease, PrefixCache
+from headrace.cache.lease import Lease
+from headrace.cache.prefix import PrefixCache
 
 
 class Run:
@@ -30,12 +31,20 @@ class CacheAgainstLists(RuleBasedStateMachine):
         slots=st.integers(1, 6),
         size=st.integers(1, 4),
         recurrent=st.booleans(),
+        host=st.tuples(st.sampled_from((0, 0, 2, 5, 30)), st.sampled_from((0, 1, 3))),
     )
-    def start(self, blocks: int, slots: int, size: int, recurrent: bool) -> None:
+    def start(
+        self, blocks: int, slots: int, size: int, recurrent: bool, host: tuple[int, int]
+    ) -> None:
         self.size, self.recurrent = size, recurrent
         self.slots = slots
         self.cache = PrefixCache(
-            BlockPool(blocks, first=1), BlockPool(slots if recurrent else 0), size, on=True
+            BlockPool(blocks, first=1),
+            BlockPool(slots if recurrent else 0),
+            size,
+            on=True,
+            host_blocks=host[0],
+            host_states=host[1],
         )
         self.cells: dict[int, list[tuple[int, ...] | None]] = {}
         self.states: dict[int, tuple[int, ...]] = {}
@@ -77,7 +86,7 @@ class CacheAgainstLists(RuleBasedStateMachine):
         if not self.recurrent and not self.cache.evictions:
             assert found.tokens >= ended
         need = -(-len(tokens) // self.size)
-        if need - len(found.path) > self.cache.spare_beside(found):
+        if need - found.resident > self.cache.spare_beside(found):
             return
         if self.recurrent and not self.cache.spare_states:
             return
@@ -119,11 +128,13 @@ class CacheAgainstLists(RuleBasedStateMachine):
         if cache.blocks.used - cache.idle_blocks > count:
             return
         cache.make_free(cache.blocks.count - count)
+        self.copy()
         moves = cache.blocks.resize(count)
         slots = {}
         if self.recurrent:
-            n = max(1, self.slots - (change > 0), cache.states.used - len(cache.checkpoints))
+            n = max(1, self.slots - (change > 0), cache.states.used - cache.checkpoints.on_device)
             cache.free_states(cache.states.count - n)
+            self.copy()
             slots = cache.states.resize(n)
         cache.renamed(moves, slots)
         for run in self.running:
@@ -133,11 +144,21 @@ class CacheAgainstLists(RuleBasedStateMachine):
         for old, new in slots.items():
             self.states[new] = self.states.get(old, ())
 
+    @rule(blocks=st.integers(0, 12), states=st.integers(0, 3))
+    def resize_host(self, blocks: int, states: int) -> None:
+        self.cache.store.resize_host(blocks, states if self.recurrent else 0)
+        self.copy()
+        for cells in (self.cells, self.states):
+            for number in [n for n in cells if n < 0]:
+                if ~number >= (blocks if cells is self.cells else states):
+                    del cells[number]
+
     @rule(n=st.integers(0, 8))
     def lend(self, n: int) -> None:
         """Somebody else writes into what is spare."""
         n = min(n, self.cache.spare_blocks)
         taken = self.cache.take(n)
+        self.copy()
         for block in taken:
             self.cells[block] = [None] * self.size
         self.cache.blocks.release(taken)
@@ -150,6 +171,7 @@ class CacheAgainstLists(RuleBasedStateMachine):
         for run in self.running:
             self.cache.release(run.lease, run.tokens, run.computed, state_valid=True)
         self.cache.check([])
+        self.cache.store.resize_host(0, 0)
         self.cache.make_free(self.cache.blocks.count)
         self.cache.check([])
         assert self.cache.tree.count == self.cache.blocks.used == 0
@@ -167,9 +189,9 @@ def _common(a: list[int], b: tuple[int, ...]) -> int:
     return same
 
 
-def compute_all(cache: PrefixCache, tokens: list[int]) -> int:
+def compute_all(cache: PrefixCache, tokens: list[int], opening: int = 0) -> int:
     """One request from beginning to end; how much of it was cached."""
-    found = cache.match(tokens)
+    found = cache.match(tokens, opening)
     lease = cache.begin(found, -(-len(tokens) // cache.tree.block_tokens))
     cache.keep(lease, tokens, len(tokens))
     cache.release(lease, tokens, len(tokens), state_valid=True)
@@ -177,15 +199,32 @@ def compute_all(cache: PrefixCache, tokens: list[int]) -> int:
     return found.tokens
 
 
-def test_side_requests_do_not_push_out_a_conversation() -> None:
-    cache = PrefixCache(BlockPool(40, first=1), BlockPool(0), 4, on=True)
-    talk = list(range(60))
-    assert compute_all(cache, talk) == 0
-    for turn in range(6):
-        for side in range(4):  # each a tenth of the cache
-            compute_all(cache, [1000 + 100 * turn + 20 * side + i for i in range(16)])
-        talk += range(60 + 4 * turn, 64 + 4 * turn)
-        assert compute_all(cache, talk) == len(talk) - 4
+@settings(max_examples=60, deadline=None)
+@given(
+    main=st.integers(80, 220),
+    sides=st.lists(
+        st.lists(st.tuples(st.integers(1, 31), st.booleans()), max_size=14), min_size=1, max_size=6
+    ),
+    host=st.sampled_from((0, 40)),
+    shared=st.sampled_from((0, 40)),
+)
+def test_side_requests_do_not_push_out_a_conversation(
+    main: int, sides: list[list[tuple[int, bool]]], host: int, shared: int
+) -> None:
+    """Each fits in a tenth of 80 blocks, alone or behind the system prompt that all share."""
+    cache = PrefixCache(BlockPool(80, first=1), BlockPool(0), 4, on=True, host_blocks=host)
+    talk, number = list(range(main)), 1000
+    opening = max(shared, 60)
+    assert compute_all(cache, talk, opening) == 0
+    for turn in sides:
+        for length, behind in turn:
+            number += 100
+            beginning = talk[:shared] if behind else []
+            side = [*beginning, *range(number, number + length)]
+            compute_all(cache, side, len(beginning) + 1)
+        length = len(talk)
+        talk += range(10_000 + length, 10_004 + length)
+        assert compute_all(cache, talk, opening) == length
 
 
 def test_a_state_is_kept_for_what_it_saves() -> None:
@@ -233,3 +272,17 @@ def test_the_same_again_leaves_one_token_to_compute(recurrent: bool) -> None:
     # A state fits behind all six tokens only, where nothing would be left to compute.
     assert compute_all(cache, [1, 2, 3, 4, 5, 6]) == (0 if recurrent else 5)
     assert compute_all(cache, [1, 2, 3, 4, 5, 6, 7]) == 6
+
+
+def test_what_leaves_the_device_comes_back() -> None:
+    states = BlockPool(2)
+    cache = PrefixCache(BlockPool(8, first=1), states, 4, on=True, host_blocks=40, host_states=8)
+    talks = [[100 * i + j for j in range(30)] for i in range(4)]
+    for talk in talks:
+        assert compute_all(cache, talk) == 0
+    for talk in talks:
+        assert compute_all(cache, [*talk, 1]) == 30
+    assert cache.store.spills > 20
+    assert cache.store.returns > 20
+    assert cache.evictions == 0
+    cache.check([])

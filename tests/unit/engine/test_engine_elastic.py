@@ -22,7 +22,7 @@ from headrace.engine.opening import limits_of
 from headrace.engine.pools import Pools, Sizes, clear_states
 from headrace.engine.request import Request, Sampling
 from headrace.engine.runner import Runner
-from headrace.engine.scheduler import Seq
+from headrace.engine.seq import Seq
 from headrace.errors import CapacityError
 from headrace.experts.placement import Resident
 from headrace.models.state import KvPool, RecurrentPool

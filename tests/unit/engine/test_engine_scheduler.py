@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from headrace.engine.request import Finish, Request, RequestId, Sampling, TokenEvent
-from headrace.engine.scheduler import Limits, Scheduler
+from headrace.engine.scheduler import Scheduler
+from headrace.engine.seq import Limits
 from headrace.engine.step import Draw, Step
 from headrace.errors import CapacityError, DeviceError, RequestError
 

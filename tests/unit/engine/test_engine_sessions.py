@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from headrace.engine.request import Request, RequestId, Sampling
-from headrace.engine.scheduler import Limits, Scheduler
+from headrace.engine.scheduler import Scheduler
+from headrace.engine.seq import Limits
 from headrace.engine.step import Draw
 
 SHAPES = ("append-only", "carrier", "dropped thinking", "pruned result", "side requests")

@@ -1,0 +1,61 @@
+"""What is found for a sequence, what it holds while it runs, and what must be copied for it.
+
+Of blocks and state slots, n >= 0 names number n of the device and ~n < 0 number n of the host tier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from headrace.cache.conversations import Conversation
+from headrace.cache.radix import Checkpoint, Node
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """The part of a sequence that need not be computed."""
+
+    tokens: int = 0
+    path: tuple[Node, ...] = ()  # its full blocks
+    tail: Node | None = None  # its last block, where the sequence goes on in the middle of it
+    checkpoint: Checkpoint | None = None  # the state behind it
+    length: int = 0  # of the sequence
+    owner: Conversation | None = None  # that it goes on with; None = it begins one
+    common: int = 0  # tokens that are in the tree, with a state behind them or not
+
+    @property
+    def resident(self) -> int:
+        """Blocks of the path that lie on the device."""
+        return sum(node.block >= 0 for node in self.path)
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """What a running sequence holds; `node` is the last block of it that is in the tree."""
+
+    node: Node
+    blocks: tuple[int, ...]
+    state: int  # -1 = the model has none
+    owner: Conversation
+
+    def rename(self, blocks: Mapping[int, int], states: Mapping[int, int]) -> None:
+        """Numbers have changed: old -> new."""
+        if not blocks.keys().isdisjoint(self.blocks):
+            self.blocks = tuple(blocks.get(block, block) for block in self.blocks)
+        self.state = states.get(self.state, self.state)
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """(from, to) of blocks and of state slots, to be done in this order before anything else."""
+
+    blocks: list[tuple[int, int]] = field(default_factory=list)
+    states: list[tuple[int, int]] = field(default_factory=list)
+
+    def drain(self) -> Copies:
+        """All so far; they are no longer in here."""
+        made = Copies(self.blocks[:], self.states[:])
+        self.blocks.clear()
+        self.states.clear()
+        return made
