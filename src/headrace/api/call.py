@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from headrace.chat.types import ChatRequest, OutputFormat
@@ -33,3 +34,16 @@ class Call:
     n: int = 1
     model: str | None = None
     stream: StreamOptions | None = None  # None = one whole reply
+    conversation: str = ""  # as the client names it; "" = told by its text
+
+
+# In which agents say whose turn a request is; a subagent is another conversation.
+CONVERSATION_HEADERS = (
+    *("x-claude-code-session-id", "x-claude-code-agent-id", "session-id", "thread-id"),
+    *("x-session-id", "x-session-affinity"),
+)
+
+
+def conversation_of(headers: Mapping[str, str]) -> str:
+    """The client's own name of the conversation, "" where it gives none."""
+    return "/".join(headers[name] for name in CONVERSATION_HEADERS if name in headers)

@@ -7,6 +7,7 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -17,6 +18,7 @@ from starlette.types import ASGIApp
 from headrace.api.admin import Admin
 from headrace.api.anthropic import parse_count
 from headrace.api.anthropic_wire import MESSAGES
+from headrace.api.call import conversation_of
 from headrace.api.dialect import Dialect, Encoder, Envelope
 from headrace.api.failure import speaks_anthropic
 from headrace.api.fields import Fields, parse_json, shown
@@ -150,6 +152,7 @@ class Api:
     async def _generate(self, request: Request, dialect: Dialect) -> ASGIApp:
         start = time.monotonic()
         call = dialect.parse(await self._body(request), self.served.defaults)
+        call = replace(call, conversation=conversation_of(request.headers))
         model = self.served.answers_as(call.model)
         self.session.check_open()
         tokenizer = self.session.renderer.tokenizer

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from headrace.api.call import Call, RawPrompts
@@ -20,7 +20,7 @@ from headrace.api.reading import Choice, RawReader, Reader, TurnEvent, Usage
 from headrace.chat.echo import EchoStore
 from headrace.chat.tokenizer import Tokenizer
 from headrace.chat.types import ChatRequest, OutputFormat, Prompt
-from headrace.engine.request import Constraint, Request, RequestId, Sampling, TokenEvent
+from headrace.engine.request import Constraint, Marks, Request, RequestId, Sampling, TokenEvent
 from headrace.errors import HeadraceError, RequestError
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class _Draft:
     text: str  # of a raw prompt that is echoed
     pieces: Sequence[tuple[Reader, Constraint | None]]
     anchors: tuple[int, ...] = ()
+    marks: Marks = field(default_factory=Marks)
 
 
 class Session:
@@ -98,7 +99,14 @@ class Session:
                 for draft in drafts:
                     for i, (reader, constraint) in enumerate(draft.pieces):
                         sampling = self._nth(call.sampling, i)
-                        request = Request(draft.tokens, sampling, constraint, draft.anchors)
+                        request = Request(
+                            draft.tokens,
+                            sampling,
+                            constraint,
+                            draft.anchors,
+                            draft.marks,
+                            call.conversation,
+                        )
                         stream = self.client.submit(request)
                         handle = reader.handle if isinstance(reader, KeptReader) else ""
                         choice = Choice(
@@ -146,7 +154,8 @@ class Session:
             )
             for _ in range(call.n)
         ]
-        return [_Draft(prompt.tokens, "", pieces, prompt.anchors)]
+        marks = Marks(prompt.cut_before, prompt.cut_after)
+        return [_Draft(prompt.tokens, "", pieces, prompt.anchors, marks)]
 
     def _raw(self, ask: RawPrompts, prompt: str | tuple[int, ...], n: int) -> _Draft:
         tokenizer = self.renderer.tokenizer

@@ -15,14 +15,26 @@ CLOSE = 256
 class Cuts:
     """Positions of one prompt at which chunks end, ascending; the prompt's end is the last."""
 
-    def __init__(self, length: int, anchors: Sequence[int], *, spacing: int = SPACING) -> None:
-        """`anchors`: where parts of the prompt begin; the first and the last two always count."""
+    def __init__(
+        self,
+        length: int,
+        anchors: Sequence[int],
+        inner: Sequence[int] = (),
+        *,
+        spacing: int = SPACING,
+    ) -> None:
+        """`anchors`: where parts of the prompt begin; the first and the last two always count.
+        `inner`: places within parts."""
         inside = sorted({a for a in anchors if 0 < a < length})
         wanted = {*inside[:1], *inside[-2:], length}
         kept: list[int] = []
         for at in sorted({*inside, *range(spacing, length, spacing), length}):
             if at in wanted or at - (kept[-1] if kept else 0) >= min(CLOSE, spacing):
                 kept.append(at)
+        for at in sorted({a for a in inner if 0 < a < length}):
+            i = bisect_left(kept, at)
+            if kept[i] - at >= CLOSE and at - (kept[i - 1] if i else 0) >= CLOSE:
+                kept.insert(i, at)
         self.positions = tuple(kept)
         self._spacing = spacing
 

@@ -118,7 +118,13 @@ class Renderer:
         splices = self._splicer(request, guard).splices(text, spoken) if spoken else []
         tokens, shown = self._encoded(text, splices, guard)
         return Prompt(
-            tuple(tokens), shown, in_reasoning, self._anchors(tokens), guard.opening(text)
+            tuple(tokens),
+            shown,
+            in_reasoning,
+            self._anchors(tokens),
+            guard.opening(text),
+            self.style.cut_before,
+            self.style.cut_after,
         )
 
     def _encoded(self, text: str, splices: Sequence[Splice], guard: Guard) -> tuple[list[int], str]:

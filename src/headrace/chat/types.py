@@ -90,6 +90,9 @@ class Prompt:
     in_reasoning: bool  # the prompt ends inside an open think block
     anchors: tuple[int, ...] = ()  # positions at which messages begin
     opening: str = ""  # the end of the text, from its last control token on
+    # Tokens at which an edit of the answer may begin: with which calls begin, thinking ends.
+    cut_before: frozenset[int] = frozenset()
+    cut_after: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

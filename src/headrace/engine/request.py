@@ -90,6 +90,14 @@ class Request:
         inside = sorted({a for a in self.anchors if 0 <= a < len(self.tokens)})
         return inside[2] if len(inside) > 2 else 0
 
+    @property
+    def inner(self) -> list[int]:
+        """Positions of the marks in the prompt."""
+        first, last = self.marks.before, self.marks.after
+        marks = first | last
+        places = [(i, token) for i, token in enumerate(self.tokens) if token in marks]
+        return [i if token in first else i + 1 for i, token in places]
+
 
 @dataclass(frozen=True, slots=True)
 class Logprob:

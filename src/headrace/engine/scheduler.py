@@ -100,8 +100,7 @@ class Scheduler:
         if not request.sampling.ignore_eos:
             stops = stops | self.limits.end_ids
         limit = output_limit(request, self.limits.context)
-        anchors = request.anchors if self.limits.anchored else ()
-        cuts = Cuts(len(request.tokens), anchors)
+        cuts = Cuts(len(request.tokens), request.anchors, request.inner if self._cutting else ())
         opening = request.opening
         party = party_of(id, request, opening)
         seq = Seq(id, request, list(request.tokens), limit, stops, cuts, party, opening)
