@@ -57,6 +57,8 @@ class MemoryConfig:
     device_bytes: int | None = None  # never more of the device's memory than this
     block_tokens: int = 16  # tokens of one KV block
     prefix_cache: str = "on"  # keep what was computed for later requests that begin alike
+    host_cache: int | None = None  # bytes of RAM for what a device's prefix cache parts with
+    anchors: str = "on"  # save recurrent states within prompts, not behind them alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +338,8 @@ def _check(config: EngineConfig) -> None:
     _at_least("memory.device_bytes", config.memory.device_bytes, 1)
     _at_least("memory.block_tokens", config.memory.block_tokens, 1, 1024)
     _choice("memory.prefix_cache", config.memory.prefix_cache, SWITCH)
+    _choice("memory.anchors", config.memory.anchors, SWITCH)
+    _at_least("memory.host_cache", config.memory.host_cache, 0)
     _at_least("schedule.step_tokens", config.schedule.step_tokens, 1, 1 << 20)
     _at_least("schedule.max_sequences", config.schedule.max_sequences, 1, 4096)
     _at_least("schedule.max_queued", config.schedule.max_queued, 0, 1 << 20)

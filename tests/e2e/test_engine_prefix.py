@@ -150,6 +150,43 @@ def test_on_a_device_that_is_resized(folder: Path) -> None:
     plain.close()
 
 
+@pytest.mark.parametrize("clock", ["real", "virtual"])
+def test_what_leaves_the_device_comes_back(folder: Path, clock: str) -> None:
+    from headrace.models.source import open_model
+
+    facts = open_model(folder).facts
+    keys = {
+        "device": "emulated",
+        "emulated.memory": "64MiB",
+        "emulated.clock": clock,
+        "experts.placement": "hybrid",
+        "experts.cache": "50%",
+        "schedule.max_sequences": 2,
+        "memory.kv_bytes": 64 * SIZE * facts.kv_bytes_per_token(4),
+        "context": 160,
+        "memory.host_cache": 8 << 20,
+    }
+    if clock == "virtual":
+        keys["emulated.machine"] = "rtx4060-laptop"
+    engine = load(folder, **keys)
+    plain = load(folder, **{"memory.prefix_cache": "off"})
+    hold(engine, plain, turns=12, resizes=False)
+    tier = engine.status()["host_tier"]
+    assert tier["spilled_blocks"] > 20
+    assert tier["returned_blocks"] > 20
+    used, states = tier["blocks_used"], {}
+    if engine.status()["state_slots_total"]:
+        assert tier["states_used"] > 0
+        states = {"host_states": 1}
+    engine.live.ask({"host_kv_tokens": used // 2 * SIZE, **states})
+    engine.check()
+    assert engine.status()["host_tier"]["blocks_total"] == used // 2
+    assert engine.status()["host_tier"]["states_used"] <= 1
+    hold(engine, plain, turns=3)
+    engine.close()
+    plain.close()
+
+
 def test_a_second_turn_costs_what_is_new(folder: Path) -> None:
     engine = load(folder)
     first = words(random.Random(1), 90)

@@ -7,13 +7,15 @@ its conversation's weight, and less with every request that did not need it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from headrace.cache.anchors import CLOSE
 from headrace.cache.blocks import BlockPool
 from headrace.cache.conversations import MOST_TURNS, Conversation, faded
 from headrace.cache.lease import Copies
 from headrace.cache.radix import Checkpoint, Node
+
+NEAR = 64  # tokens that a state saves at least, for its worth
 
 
 class StateCheckpoints:
@@ -172,9 +174,9 @@ def worth_now(tokens: int, owner: Conversation) -> float:
     """Of a state that saves so many tokens of a conversation.
 
     States lie close together where a conversation goes on, and there they are needed: few tokens
-    count as `CLOSE`.
+    count as `NEAR`.
     """
-    return max(CLOSE, tokens) * owner.weight
+    return max(NEAR, tokens) * math.sqrt(owner.weight)
 
 
 def before(node: Node, offset: int) -> Checkpoint | None:

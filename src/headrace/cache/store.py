@@ -151,6 +151,18 @@ class BlockStore:
             else:
                 self.checkpoints.renamed(moves)
 
+    def status(self) -> dict[str, int]:
+        """Of the host tier; blocks total 0 where there is none."""
+        states = self.checkpoints.host
+        return {
+            "blocks_used": self.host.used,
+            "blocks_total": self.host.count,
+            "states_used": states.used,
+            "states_total": states.count,
+            "spilled_blocks": self.spills,
+            "returned_blocks": self.returns,
+        }
+
     def check(self, nodes: list[Node], users: Mapping[Node, int]) -> None:
         """Raise AssertionError where an invariant is broken."""
         self.blocks.check()

@@ -1,4 +1,4 @@
-"""`headrace bench decode|prefill|hetero|read`: how fast something runs, and how fast it could."""
+"""How fast something runs, and how fast it could: `headrace bench decode|prefill|load` and more."""
 
 from __future__ import annotations
 
@@ -151,6 +151,54 @@ def read(
     if out is not None:
         write(out, result)
     _show(result, as_json=as_json)
+
+
+@app.command("load")
+def load(
+    sessions: Annotated[
+        str, typer.Argument(help="A file of sessions, or reasoning, coding, subagents, assistant.")
+    ],
+    url: Annotated[str, typer.Option(help="A server of the OpenAI API, ours or another.")],
+    scale: Annotated[
+        float, typer.Option(min=0.001, help="Of the sizes of made-up sessions.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of made-up sessions.")] = 1,
+    model: Annotated[str | None, typer.Option(help="Its name there; else the first.")] = None,
+    api_key: Annotated[str | None, typer.Option(help="Of the server.")] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds without data.")] = 3600.0,
+    svg: Annotated[Path | None, typer.Option(help="Write a chart there.")] = None,
+    save: Annotated[Path | None, typer.Option(help="Write the sessions there, too.")] = None,
+    as_json: options.Json = False,
+    out: Out = None,
+) -> None:
+    """Replay sessions of agents: time to the first token, decode rate, tokens from the cache."""
+    from headrace.bench.load import replay  # noqa: PLC0415 start-up time
+    from headrace.bench.load_client import Target  # noqa: PLC0415 start-up time
+    from headrace.bench.load_report import chart, text  # noqa: PLC0415 start-up time
+    from headrace.bench.load_sessions import read_sessions, write_sessions  # noqa: PLC0415
+    from headrace.bench.load_workloads import WORKLOADS  # noqa: PLC0415 start-up time
+    from headrace.bench.report import write  # noqa: PLC0415 start-up time
+    from headrace.cli.meter import Meter  # noqa: PLC0415 start-up time
+
+    start_logging("warning")
+    made = WORKLOADS.get(sessions)
+    played = read_sessions(Path(sessions)) if made is None else made(seed, scale)
+    if save is not None:
+        write_sessions(save, played)
+    target = Target(url, model=model, api_key=api_key)
+    with Meter("replaying") as meter:
+        result = replay(
+            played,
+            target,
+            timeout_s=timeout,
+            progress=lambda done, total: meter.show(done, total, "turns"),
+        )
+    if out is not None:
+        write(out, result)
+    drawn = chart(result)
+    if svg is not None and drawn is not None:
+        svg.write_text(drawn)
+    sys.stdout.write(json.dumps(result) + "\n" if as_json else text(result))
 
 
 def _report(

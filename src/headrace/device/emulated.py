@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -239,6 +240,16 @@ class EmulatedDevice:
     def graph(self) -> EmulatedGraph | None:
         """To record a step into; None with a clock, which a replay would not charge."""
         return None if self.clock else EmulatedGraph(self)
+
+    def crossed(self, nbytes: int, seconds: float) -> None:
+        """So many bytes went over the link in so long, outside its queue: what its rate asks for
+        beyond that is waited for."""
+        rate = self.link_rate
+        missing_s = nbytes / rate - seconds if rate > 0 else 0.0
+        if self.clock:
+            self.clock.now += nbytes / rate
+        elif missing_s > 0:
+            time.sleep(missing_s)
 
     def settle(self) -> None:
         """Returns when link and host pool are idle, whatever has become of their work."""

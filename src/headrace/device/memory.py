@@ -113,3 +113,17 @@ class ElasticRange:
         """Gives up every page; what reads it then sees zeros."""
         self.resize(0)
         self._closed(self)
+
+
+class HostMemory:
+    """RAM that no budget bounds but the plan's."""
+
+    def __init__(self) -> None:
+        self._memory = DeviceMemory(1 << 62)
+
+    def elastic(self, reserved: int) -> ElasticRange:
+        """Memory that can grow up to `reserved` bytes without moving. Raises CapacityError."""
+        return self._memory.range(reserved, poison=False)
+
+    def close(self) -> None:
+        self._memory.close()

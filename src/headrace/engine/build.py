@@ -11,6 +11,9 @@ import torch
 from headrace.device.clock import VirtualClock
 from headrace.device.cpu import CpuDevice
 from headrace.device.emulated import EmulatedDevice, Emulation
+from headrace.device.memory import HostMemory
+from headrace.engine.crossing import Crossing
+from headrace.engine.elastic import Tiers
 from headrace.engine.forward import Forward
 from headrace.engine.graphs import Graphs
 from headrace.engine.opening import Opening
@@ -24,6 +27,7 @@ from headrace.experts.placement import Placement
 from headrace.models.load import load_model
 from headrace.ops.choose import ops_for
 from headrace.planning.budget import useful_blocks
+from headrace.planning.elastic import HOST_GROWTH
 from headrace.planning.facts import ModelFacts
 from headrace.planning.trace import TraceModel
 
@@ -35,7 +39,7 @@ class Built:
     """A runner and what stands behind it."""
 
     runner: Runner
-    pools: Pools
+    tiers: Tiers
     placement: Placement
     graphs: Graphs
     recorder: Recorder
@@ -109,6 +113,9 @@ def _build(
         # The dense weights stay where they were read: only the budget moves.
         device.memory.take(model.facts.total_bytes - model.facts.experts_bytes)
     pools = _pools(opening, device, model.facts)
+    host = _host_pools(opening, model.facts)
+    crossed = device.crossed if isinstance(device, EmulatedDevice) else None
+    crossing = Crossing(pools, limits.block_tokens, host, crossed)
     placement = place_experts(opening, model, device, ops)
     whole = placement if isinstance(placement, Arriving) else None
     graphs = Graphs(
@@ -122,8 +129,26 @@ def _build(
         sequences=limits.max_sequences,
         block_tokens=limits.block_tokens,
         sequence_blocks=-(-limits.context // limits.block_tokens),
+        crossing=crossing,
     )
-    return Built(runner, pools, placement, graphs, recorder, device, opening)
+    tiers = Tiers(pools, host, crossing)
+    return Built(runner, tiers, placement, graphs, recorder, device, opening)
+
+
+def _host_pools(opening: Opening, facts: ModelFacts) -> Pools | None:
+    """For what the device's prefix cache parts with; pages that nothing reached cost nothing."""
+    limits = opening.limits
+    if not limits.host_blocks and not limits.host_states:
+        return None
+    most = Sizes(
+        HOST_GROWTH * limits.host_blocks * limits.block_tokens, HOST_GROWTH * limits.host_states
+    )
+    sizes = Sizes(limits.host_blocks * limits.block_tokens, limits.host_states)
+    return Pools(facts.state, HostMemory(), sizes, most, _kv_dtype(opening))
+
+
+def _kv_dtype(opening: Opening) -> torch.dtype:
+    return torch.float32 if opening.plan.exact else torch.bfloat16
 
 
 def _pools(opening: Opening, device: AnyDevice, facts: ModelFacts) -> Pools:
@@ -140,5 +165,5 @@ def _pools(opening: Opening, device: AnyDevice, facts: ModelFacts) -> Pools:
         device,
         Sizes(tokens(limits.blocks), limits.state_slots),
         Sizes(tokens(most), states),
-        torch.float32 if opening.plan.exact else torch.bfloat16,
+        _kv_dtype(opening),
     )

@@ -9,7 +9,10 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from headrace.cache.lease import Copies
+from headrace.engine.crossing import Crossing
 from headrace.engine.pools import Pools, Sizes
 from headrace.engine.scheduler import Scheduler
 from headrace.errors import CapacityError
@@ -29,19 +32,31 @@ class Resized:
     pause_s: float
 
 
+class Tiers(NamedTuple):
+    """Where keys, values and states lie, and what copies between the two."""
+
+    pools: Pools
+    host: Pools | None = None
+    crossing: Crossing | None = None
+
+    def copy(self, copies: Copies) -> None:
+        if self.crossing is not None and (copies.blocks or copies.states):
+            self.crossing.copy(copies)
+
+
 class Elastic:
     """The resizable parts of one engine; used by its thread."""
 
     def __init__(
         self,
         scheduler: Scheduler,
-        pools: Pools,
+        tiers: Tiers,
         placement: Placement,
         budget: MemoryBudget,
         limits: Limits,
     ) -> None:
         """`budget`: as planned; the slots are what the device really gave."""
-        self._scheduler, self._pools = scheduler, pools
+        self._scheduler, self._tiers, self._pools = scheduler, tiers, tiers.pools
         self._cache = placement if isinstance(placement, Hybrid) else None
         self.limits = limits
         self.budget = self._given(budget)
@@ -62,6 +77,7 @@ class Elastic:
                 self._grow(before)
             self.budget = self._given(self._grow_experts(self._held(before)))
             raise
+        self._resize_host(wanted)
         self.budget = self._given(self._grow_experts(wanted))
         return Resized(
             before,
@@ -92,6 +108,8 @@ class Elastic:
         states = min(wanted.state_slots, limits.state_slots)
         if (blocks, states) != (limits.blocks, limits.state_slots):
             moves = self._scheduler.resize(blocks, states)
+            # What left for the host tier is still where it was.
+            self._tiers.copy(self._scheduler.copies())
             self._pools.resize(
                 self._sizes(blocks, states),
                 moves.blocks,
@@ -106,6 +124,21 @@ class Elastic:
             sizes = self._sizes(blocks, states)
             self._pools.resize(sizes, {}, {}, block_tokens=limits.block_tokens)
             self._scheduler.resize(blocks, states)
+
+    def _resize_host(self, wanted: MemoryBudget) -> None:
+        """RAM is committed page by page: growing it cannot fail here."""
+        host, limits = self._tiers.host, self._scheduler.limits
+        blocks, states = wanted.host_blocks, wanted.host_states
+        if host is None or (blocks, states) == (limits.host_blocks, limits.host_states):
+            return
+        # The larger of both, while entries move from where they were to where they will be.
+        both = (max(blocks, limits.host_blocks), max(states, limits.host_states))
+        for number, (n_blocks, n_states) in enumerate((both, (blocks, states))):
+            sizes = Sizes(n_blocks * limits.block_tokens, n_states)
+            host.resize(sizes, {}, {}, block_tokens=limits.block_tokens)
+            if number == 0:
+                self._scheduler.resize_host(blocks, states)
+                self._tiers.copy(self._scheduler.copies())
 
     def _grow_experts(self, wanted: MemoryBudget) -> MemoryBudget:
         while self._cache is not None and wanted.expert_slots > self._cache.slots.capacity:

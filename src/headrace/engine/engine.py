@@ -218,6 +218,7 @@ class Engine:
             "prefix_hits": scheduler.cache.hits,
             "prefix_evictions": scheduler.cache.evictions,
             "cached_tokens": scheduler.cache.cached_tokens,
+            "host_tier": scheduler.cache.store.status(),
             "preemptions": scheduler.preemptions,
             **self._metrics.snapshot(),
             **({} if self._live is None else {"live": self._live.status()}),

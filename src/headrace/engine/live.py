@@ -41,7 +41,7 @@ class Live:
             placement="" if opening.plan.experts is None else opening.plan.experts.placement.value,
         )
         self._elastic = Elastic(
-            scheduler, built.pools, built.placement, opening.plan.memory, limits
+            scheduler, built.tiers, built.placement, opening.plan.memory, limits
         )
         asked, memory = opening.config.experts.cache, opening.config.memory
         self._rest(asked=asked is not None or memory.device_bytes is not None)
@@ -139,6 +139,8 @@ def _bounds(limits: Limits, block_tokens: int) -> dict[str, list[int]]:
         "expert_slots": [limits.slots.least, limits.slots.most],
         "kv_tokens": [kv.least * block_tokens, kv.most * block_tokens],
         "state_slots": [limits.state_slots.least, limits.state_slots.most],
+        "host_kv_tokens": [0, limits.host_blocks.most * block_tokens],
+        "host_states": [0, limits.host_states.most],
     }
 
 
@@ -150,6 +152,8 @@ def _told(budget: MemoryBudget) -> dict[str, Any]:
         "kv_blocks": budget.kv_blocks,
         "kv_tokens": budget.kv_tokens,
         "state_slots": budget.state_slots,
+        "host_kv_tokens": budget.host_blocks * budget.block_tokens,
+        "host_states": budget.host_states,
     }
 
 

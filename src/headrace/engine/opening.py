@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ def open_engine(path: Path, config: EngineConfig, *, home: Path | None = None) -
     ends = end_ids(path, source.checkpoint.config)
     reuse = config.memory.prefix_cache == "on"
     limits = limits_of(plan, source.facts.vocab, ends, prefix_cache=reuse)
+    limits = replace(limits, anchored=config.memory.anchors == "on")
     beside = config.experts.arrive == "beside" and plan.experts is None and source.facts.rows > 0
     rows = plan.tier is None and not beside
     return Opening(source, config, machine, plan, limits, source.read(rows=rows), rows)
@@ -74,6 +75,8 @@ def limits_of(
         max_queued=plan.max_queued,
         end_ids=frozenset(token for token in ends if 0 <= token < vocab),
         prefix_cache=prefix_cache,
+        host_blocks=plan.memory.host_blocks,
+        host_states=plan.memory.host_states,
     )
 
 

@@ -10,16 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from headrace.cache.lease import Copies
-from headrace.device.device import Device
 from headrace.device.memory import ElasticRange
 from headrace.errors import CapacityError
 from headrace.models.state import KvPool, LayerState, RecurrentPool, State
 from headrace.planning.facts import KvNeed, StateNeed
+
+
+class Memory(Protocol):
+    """Where ranges that grow in place come from."""
+
+    def elastic(self, reserved: int) -> ElasticRange: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,7 @@ class Pools:
     def __init__(
         self,
         needs: Sequence[StateNeed | None],
-        device: Device,
+        device: Memory,
         sizes: Sizes,
         most: Sizes,
         kv_dtype: torch.dtype,
@@ -135,19 +140,6 @@ def _move(tensor: Tensor, moves: Mapping[int, int], entries: int) -> None:
         tensor[new * entries : (new + 1) * entries].copy_(
             tensor[old * entries : (old + 1) * entries]
         )
-
-
-def copy_entries(state: State, copies: Copies, block_tokens: int) -> None:
-    """Contents of blocks and of state slots, one after the other."""
-    for pool in state:
-        if isinstance(pool, KvPool):
-            for old, new in copies.blocks:
-                for tensor in (pool.keys, pool.values):
-                    _move(tensor, {old: new}, block_tokens)
-        elif pool is not None:
-            for old, new in copies.states:
-                for tensor in (pool.matrix, pool.conv):
-                    _move(tensor, {old: new}, 1)
 
 
 def clear_states(state: State, slots: Iterable[int]) -> None:

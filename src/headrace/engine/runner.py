@@ -6,7 +6,6 @@ Buffers are made once and never move; a prompt costs no Python per token.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,21 +13,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.cache.lease import Copies
+from headrace.engine.crossing import Caches, Crossing
 from headrace.engine.logits import Logits
-from headrace.engine.pools import clear_states, copy_entries
+from headrace.engine.pools import clear_states
 from headrace.engine.request import RequestId
 from headrace.engine.step import Span, Step
 from headrace.models.state import Batch, State
 from headrace.ops.spans import Spans
 
 Forward = Callable[[Batch, State], Logits]
-
-
-class Caches(Protocol):
-    """Keys, values and recurrent state of every layer; another object after each resize."""
-
-    @property
-    def state(self) -> State: ...
 
 
 class Runner:
@@ -43,9 +36,12 @@ class Runner:
         sequences: int,
         block_tokens: int,
         sequence_blocks: int,
+        crossing: Crossing | None = None,
     ) -> None:
+        """`crossing`: None = there is no host tier."""
         self._forward = forward
         self._caches = caches
+        self._crossing = crossing or Crossing(caches, block_tokens)
         self._block_tokens = block_tokens
         self._tokens = np.zeros(step_tokens, dtype=np.int64)
         self._positions = np.zeros(step_tokens, dtype=np.int64)
@@ -72,7 +68,7 @@ class Runner:
     def copy(self, copies: Copies) -> None:
         """Blocks and states, between two steps."""
         if copies.blocks or copies.states:
-            copy_entries(self._caches.state, copies, self._block_tokens)
+            self._crossing.copy(copies)
 
     def _batch(self, step: Step, *, every: bool) -> Batch:
         spans = step.spans

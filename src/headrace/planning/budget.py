@@ -44,6 +44,8 @@ class MemoryBudget:
     staging_slots: int = 0  # behind the expert slots, never resident
     slot_bytes: int = 0
     workspace: int = 0  # activations and graph buffers
+    host_blocks: int = 0  # of the prefix cache's second tier, in RAM; not part of `used`
+    host_states: int = 0
 
     @property
     def used(self) -> int:

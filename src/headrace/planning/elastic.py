@@ -14,7 +14,7 @@ from headrace.errors import CapacityError, ConfigError, RequestError
 from headrace.planning.budget import CacheNeed, MemoryBudget, mib, useful_blocks
 from headrace.planning.facts import ModelFacts
 
-KEYS = ("experts", "kv_tokens", "state_slots", "device_bytes")
+KEYS = ("experts", "kv_tokens", "state_slots", "device_bytes", "host_kv_tokens", "host_states")
 
 # Other programs may take half of the reserve or give all of it before anything is done, keys and
 # values are left alone between half and nine tenths in use; what is done then ends well inside, so
@@ -26,6 +26,7 @@ FIXED = {
     "host": "all experts are computed on the host",
     "": "this engine has no device: the CPU computes experts where they lie",
 }
+HOST_GROWTH = 2  # the host tier may become so many times as large as planned
 LEAST_GAIN = 50  # slots are not added by less than one part in so many
 
 
@@ -54,6 +55,8 @@ class Limits:
     most_free: int = 1 << 60  # bytes that a budget may grow to unasked
     offset: int = 0  # bytes of a budget that nobody holds, but for its reserve and what it leaves
     fixed: str = ""  # why the experts cannot be resized
+    host_blocks: Bounds = Bounds(0, 0)
+    host_states: Bounds = Bounds(0, 0)
 
 
 def limits_for(
@@ -75,6 +78,8 @@ def limits_for(
         state_bytes=facts.state_bytes_per_sequence(),
         most_free=budget.free,
         fixed="" if hybrid else FIXED.get(placement, FIXED[""]),
+        host_blocks=Bounds(0, HOST_GROWTH * budget.host_blocks),
+        host_states=Bounds(0, HOST_GROWTH * budget.host_states),
     )
 
 
@@ -116,6 +121,13 @@ def parse_resize(body: Mapping[str, Any], current: MemoryBudget, limits: Limits)
     if "state_slots" in body:
         slots = _within("state_slots", _count(body, "state_slots"), limits.state_slots)
         made = replace(made, state_slots=slots, state_bytes=slots * limits.state_bytes)
+    if "host_kv_tokens" in body:
+        blocks = -(-_count(body, "host_kv_tokens") // made.block_tokens)
+        blocks = _within("host_kv_tokens in blocks", blocks, limits.host_blocks)
+        made = replace(made, host_blocks=blocks)
+    if "host_states" in body:
+        count = _within("host_states", _count(body, "host_states"), limits.host_states)
+        made = replace(made, host_states=count)
     if "experts" in body:
         made = replace(made, expert_slots=_experts(body["experts"], made, limits))
     elif "device_bytes" in body and limits.slots.least < limits.slots.most:

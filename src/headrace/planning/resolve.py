@@ -14,6 +14,7 @@ from headrace.planning.budget import (
     estimate_workspace,
     mib,
     plan_memory,
+    reserve_bytes,
     useful_blocks,
     with_experts,
 )
@@ -21,6 +22,7 @@ from headrace.planning.cost import Costs, OnDisk, Seating, Speeds
 from headrace.planning.emulation import CORE_FLOPS, device_mark, emulate, guessed_host
 from headrace.planning.facts import ModelFacts
 from headrace.planning.machine import Machine
+from headrace.planning.overflow import NO_OVERFLOW, Overflow, plan_overflow
 from headrace.planning.placement import (
     Choice,
     ExpertsPlan,
@@ -59,6 +61,7 @@ class ExecutionPlan:
     memory: MemoryBudget  # of RAM on the CPU, else of the device
     need: CacheNeed  # what the caches were asked to hold
     experts: ExpertsPlan | None = None  # None on the CPU: they are computed where they lie
+    overflow: Overflow = NO_OVERFLOW
     tier: TierPlan | None = None  # None: every expert is in memory
 
     @property
@@ -76,6 +79,7 @@ class ExecutionPlan:
             "state slots": self.state_slots,
             "kv blocks": self.kv_blocks,
             "step tokens": self.step_tokens,
+            "host tier": Choice(self.overflow.blocks, self.overflow.reason),
             **(self.experts.choices() if self.experts is not None else {}),
             **(self.tier.choices() if self.tier is not None else {}),
         }
@@ -133,6 +137,8 @@ def plan_for(
         tier, memory = _in_ram(config, machine, facts, need)
     else:
         experts, memory, step_tokens = _on_device(config, machine, facts, found, need)
+        overflow = _overflow(config, machine, facts, need)
+        memory = replace(memory, host_blocks=overflow.blocks, host_states=overflow.states)
     return ExecutionPlan(
         device=device,
         dtype=dtype,
@@ -378,6 +384,18 @@ def _saved_states(config: EngineConfig, *, on_cpu: bool) -> int:
     if config.memory.prefix_cache == "off":
         return 0
     return CPU_STATES if on_cpu else DEVICE_STATES
+
+
+def _overflow(
+    config: EngineConfig, machine: Machine, facts: ModelFacts, need: CacheNeed
+) -> Overflow:
+    """Experts come first: RAM that they leave."""
+    if config.memory.prefix_cache == "off":
+        return Overflow(reason="memory.prefix_cache is off")
+    left = machine.ram_free - facts.total_bytes - reserve_bytes(machine.ram_total)
+    if config.device == "emulated" and machine.device is not None:
+        left -= machine.device.memory_free  # made of the same RAM
+    return plan_overflow(facts, need, ram_left=left, asked=config.memory.host_cache)
 
 
 def _kv_blocks(config: EngineConfig, memory: MemoryBudget, dtype: str) -> Choice[int]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from headrace.device.cpu import CpuDevice
 from headrace.device.emulated import EmulatedDevice
-from headrace.engine.elastic import Elastic
+from headrace.engine.elastic import Elastic, Tiers
 from headrace.engine.engine import Engine
 from headrace.engine.opening import limits_of
 from headrace.engine.pools import Pools, Sizes, clear_states
@@ -121,7 +121,7 @@ class Served:
         self.placement = hybrid_of(BANK, device, capacity=capacity, staging=0)
         self.elastic = Elastic(
             self.scheduler,
-            self.pools,
+            Tiers(self.pools),
             self.placement,
             budget,
             limits_with(-(-context // BLOCK), most, states),
@@ -295,7 +295,7 @@ def test_without_slots_only_keys_are_resized() -> None:
         resident = Resident(BANK.rows, ops_for(device))
         elastic = Elastic(
             served.scheduler,
-            served.pools,
+            Tiers(served.pools),
             resident,
             served.elastic.budget,
             served.elastic.limits,

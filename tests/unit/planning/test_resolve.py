@@ -146,7 +146,7 @@ def test_devices_to_come_are_refused() -> None:
 
 def test_every_line_has_a_reason() -> None:
     plan = resolve(EngineConfig.of(threads=3), MACHINE, facts())
-    assert len(plan.lines()) == len(plan.choices()) == 8
+    assert len(plan.lines()) == len(plan.choices()) == 9
     for line, (name, choice) in zip(plan.lines(), plan.choices().items(), strict=True):
         assert line.startswith(name)
         assert str(choice.value) in line

@@ -1,0 +1,46 @@
+"""The prefix cache's second tier: RAM for what a device must part with. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.planning.budget import CacheNeed, mib, useful_blocks
+from headrace.planning.facts import ModelFacts
+
+FREE_SHARE = 4  # of the RAM that weights and reserve leave, at most one part in so many
+STATE_SHARE = 2  # of that, one part in so many is for recurrent states, where there are any
+FULL_CONTEXTS = 4  # more than so many times all sequences at full length is of no use
+
+
+@dataclass(frozen=True, slots=True)
+class Overflow:
+    """Blocks and states that the host tier holds."""
+
+    blocks: int = 0
+    states: int = 0
+    reason: str = "the cache lies in RAM as it is: there is one tier"
+
+
+NO_OVERFLOW = Overflow()
+
+
+def plan_overflow(
+    facts: ModelFacts, need: CacheNeed, *, ram_left: int, asked: int | None
+) -> Overflow:
+    """For a device with memory of its own. `ram_left`: free beside weights and reserve; `asked`:
+    bytes in all, None = a share of it."""
+    nbytes = max(0, ram_left) // FREE_SHARE if asked is None else asked
+    block = facts.kv_bytes_per_token(need.element_bytes) * need.block_tokens
+    state = facts.state_bytes_per_sequence()
+    for_states = nbytes // STATE_SHARE if state and block else nbytes if state else 0
+    states = min(for_states // state, FULL_CONTEXTS * 16 * need.sequences) if state else 0
+    left = nbytes - states * state
+    blocks = min(left // block, FULL_CONTEXTS * useful_blocks(need)) if block else 0
+    size = f"{mib(blocks * block + states * state)} of RAM"
+    why = "memory.host_cache" if asked is not None else "what the device parts with comes back"
+    kept = (
+        f"{blocks * need.block_tokens} tokens and {states} states"
+        if state
+        else (f"{blocks * need.block_tokens} tokens")
+    )
+    return Overflow(blocks, states, f"{kept}, {size}: {why}")
