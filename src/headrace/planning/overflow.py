@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.planning.budget import CacheNeed, mib, useful_blocks
+from headrace.config import EngineConfig
+from headrace.planning.budget import CacheNeed, mib, reserve_bytes, useful_blocks
 from headrace.planning.facts import ModelFacts
+from headrace.planning.machine import Machine
 
 FREE_SHARE = 4  # of the RAM that weights and reserve leave, at most one part in so many
 STATE_SHARE = 2  # of that, one part in so many is for recurrent states, where there are any
@@ -44,3 +46,15 @@ def plan_overflow(
         else (f"{blocks * need.block_tokens} tokens")
     )
     return Overflow(blocks, states, f"{kept}, {size}: {why}")
+
+
+def overflow_for(
+    config: EngineConfig, machine: Machine, facts: ModelFacts, need: CacheNeed
+) -> Overflow:
+    """For a device that `machine` has. Weights come first: RAM that they leave."""
+    if config.memory.prefix_cache == "off":
+        return Overflow(reason="memory.prefix_cache is off")
+    left = machine.ram_free - facts.total_bytes - reserve_bytes(machine.ram_total)
+    if config.device == "emulated" and machine.device is not None:
+        left -= machine.device.memory_free  # made of the same RAM
+    return plan_overflow(facts, need, ram_left=left, asked=config.memory.host_cache)

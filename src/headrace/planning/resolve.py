@@ -14,7 +14,6 @@ from headrace.planning.budget import (
     estimate_workspace,
     mib,
     plan_memory,
-    reserve_bytes,
     useful_blocks,
     with_experts,
 )
@@ -22,7 +21,7 @@ from headrace.planning.cost import Costs, OnDisk, Seating, Speeds
 from headrace.planning.emulation import CORE_FLOPS, device_mark, emulate, guessed_host
 from headrace.planning.facts import ModelFacts
 from headrace.planning.machine import Machine
-from headrace.planning.overflow import NO_OVERFLOW, Overflow, plan_overflow
+from headrace.planning.overflow import NO_OVERFLOW, Overflow, overflow_for
 from headrace.planning.placement import (
     Choice,
     ExpertsPlan,
@@ -137,7 +136,7 @@ def plan_for(
         tier, memory = _in_ram(config, machine, facts, need)
     else:
         experts, memory, step_tokens = _on_device(config, machine, facts, found, need)
-        overflow = _overflow(config, machine, facts, need)
+        overflow = overflow_for(config, machine, facts, need)
         memory = replace(memory, host_blocks=overflow.blocks, host_states=overflow.states)
     return ExecutionPlan(
         device=device,
@@ -384,18 +383,6 @@ def _saved_states(config: EngineConfig, *, on_cpu: bool) -> int:
     if config.memory.prefix_cache == "off":
         return 0
     return CPU_STATES if on_cpu else DEVICE_STATES
-
-
-def _overflow(
-    config: EngineConfig, machine: Machine, facts: ModelFacts, need: CacheNeed
-) -> Overflow:
-    """Experts come first: RAM that they leave."""
-    if config.memory.prefix_cache == "off":
-        return Overflow(reason="memory.prefix_cache is off")
-    left = machine.ram_free - facts.total_bytes - reserve_bytes(machine.ram_total)
-    if config.device == "emulated" and machine.device is not None:
-        left -= machine.device.memory_free  # made of the same RAM
-    return plan_overflow(facts, need, ram_left=left, asked=config.memory.host_cache)
 
 
 def _kv_blocks(config: EngineConfig, memory: MemoryBudget, dtype: str) -> Choice[int]:
