@@ -250,7 +250,7 @@ def test_devices_and_what_they_refuse() -> None:
 
 def test_every_choice_has_a_reason() -> None:
     made = plan(**{"emulated.memory": "400MiB"})
-    assert len(made.lines()) == len(made.choices()) == 18
+    assert len(made.lines()) == len(made.choices()) == 19
     assert all(choice.reason for choice in made.choices().values())
 
 
