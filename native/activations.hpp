@@ -1,39 +1,53 @@
 // The activations of one call, where a descheduled worker may still read them: in its Arena.
 #pragma once
 
-#include <cstring>
-
 #include "pool.hpp"
 
 namespace headrace {
 
-// A pointer to each token's row of `columns` values, float32 or bfloat16 as the kernel wants them.
-inline const std::byte* const* activation_rows(Pool& pool, Arena& arena, const DotKernel& kernel,
-                                               const float* x, int tokens, int columns) {
-    const auto n = static_cast<std::size_t>(tokens);
-    const auto width = static_cast<std::size_t>(columns);
-    auto** rows = arena.take<const std::byte*>(n);
-    if (!kernel.bf16) {
-        if (pool.rescues(tokens)) {
-            auto* copy = arena.take<float>(n * width);
-            std::memcpy(copy, x, n * width * sizeof(float));
-            x = copy;
+// Rows of x as the kernels of one call take them; each kind is made once, when it is first asked
+// for.
+class Activations {
+  public:
+    Activations(Pool& pool, Arena& arena, const float* x, int tokens, int columns)
+        : pool_(pool), arena_(arena), x_(x), tokens_(tokens), columns_(columns) {}
+
+    // A pointer to each token's row.
+    const std::byte* const* rows(Input input) {
+        if (made_[input] == nullptr) made_[input] = make(input);
+        return made_[input];
+    }
+
+  private:
+    const std::byte* const* make(Input input) {
+        const auto n = static_cast<std::size_t>(tokens_);
+        auto** rows = arena_.take<const std::byte*>(n);
+        if (input == kFloatInput && !pool_.rescues(tokens_)) {
+            for (std::size_t t = 0; t < n; ++t)
+                rows[t] = reinterpret_cast<const std::byte*>(token(t));
+            return rows;
         }
-        for (std::size_t t = 0; t < n; ++t)
-            rows[t] = reinterpret_cast<const std::byte*>(x + t * width);
+        const std::size_t nbytes = input_nbytes(input, columns_);
+        auto* made = arena_.take<std::byte>(n * nbytes);
+        for (std::size_t t = 0; t < n; ++t) rows[t] = made + t * nbytes;
+        // A few tokens make one piece, which runs on the submitter: decode has no barrier here.
+        constexpr std::size_t kPieceTokens = 8;
+        const auto put = pool_.kernels().put[input];
+        pool_.parallel((n + kPieceTokens - 1) / kPieceTokens, [&](std::size_t piece, int) {
+            const std::size_t first = piece * kPieceTokens;
+            const std::size_t end = n - first < kPieceTokens ? n : first + kPieceTokens;
+            for (std::size_t t = first; t < end; ++t)
+                put(made + t * nbytes, columns_, 0, token(t), columns_);
+        });
         return rows;
     }
-    auto* rounded = arena.take<std::uint16_t>(n * width);
-    for (std::size_t t = 0; t < n; ++t)
-        rows[t] = reinterpret_cast<const std::byte*>(rounded + t * width);
-    // A few tokens make one piece, which runs on the submitter: decode has no barrier here.
-    constexpr std::size_t kPieceTokens = 8;
-    pool.parallel((n + kPieceTokens - 1) / kPieceTokens, [&](std::size_t piece, int) {
-        const std::size_t first = piece * kPieceTokens;
-        const std::size_t count = n - first < kPieceTokens ? n - first : kPieceTokens;
-        pool.kernels().to_bf16(rounded + first * width, x + first * width, count * width);
-    });
-    return rows;
-}
+    const float* token(std::size_t t) const { return x_ + t * static_cast<std::size_t>(columns_); }
+
+    Pool& pool_;
+    Arena& arena_;
+    const float* x_;
+    int tokens_, columns_;
+    const std::byte* const* made_[kInputs] = {};
+};
 
 }  // namespace headrace

@@ -1,14 +1,15 @@
 // The Python face of the pool and the weight kernels. _native.pyi states the contract.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
 #include <map>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 
 #include "bandwidth.hpp"
 #include "bind.hpp"
@@ -32,6 +33,7 @@ using headrace::ExpertLayer;
 using headrace::Matrix;
 using headrace::Pool;
 using Addresses = std::vector<Address>;
+using Parts = std::vector<std::tuple<Address, std::int64_t, std::int64_t, int>>;
 
 template <class T>
 std::vector<const T*> pointers(const Addresses& addresses, const char* what,
@@ -48,11 +50,23 @@ std::vector<const T*> pointers(const Addresses& addresses, const char* what,
     return out;
 }
 
+std::size_t tile_nbytes(int format, std::int64_t columns) {
+    const std::string fault = headrace::format_fault(format, columns);
+    if (!fault.empty()) throw std::invalid_argument("tile_nbytes: " + fault);
+    return headrace::tile_nbytes(format, columns);
+}
+
 void bind_weights(nb::module_& m) {
     nb::class_<Matrix>(m, "Matrix")
-        .def(nb::init<const std::vector<std::pair<Address, std::int64_t>>&, std::int64_t,
-                      std::int64_t, int>(),
-             "parts"_a, "columns"_a, "row_stride_bytes"_a, "format"_a)
+        .def(
+            "__init__",
+            [](Matrix* self, const Parts& parts, std::int64_t columns) {
+                std::vector<Matrix::Given> given;
+                for (const auto& [address, rows, stride, format] : parts)
+                    given.push_back({address, rows, stride, format});
+                new (self) Matrix(given, columns);
+            },
+            "parts"_a, "columns"_a)
         .def_ro("rows", &Matrix::rows)
         .def_ro("columns", &Matrix::columns)
         .def_ro("nbytes", &Matrix::nbytes);
@@ -60,12 +74,15 @@ void bind_weights(nb::module_& m) {
     nb::class_<ExpertLayer>(m, "ExpertLayer")
         .def(
             "__init__",
-            [](ExpertLayer* self, int format, int hidden, int width, int activation,
-               const Addresses& gate, const Addresses& up, const Addresses& down,
+            [](ExpertLayer* self, const std::tuple<int, int, int>& formats, int hidden, int width,
+               int activation, const Addresses& gate, const Addresses& up, const Addresses& down,
                std::size_t gate_stride, std::size_t up_stride, std::size_t down_stride,
                const Addresses& gate_bias, const Addresses& up_bias, const Addresses& down_bias,
                float alpha, float limit) {
-                ExpertLayer layer{format,
+                const auto& [gate_format, up_format, down_format] = formats;
+                ExpertLayer layer{gate_format,
+                                  up_format,
+                                  down_format,
                                   hidden,
                                   width,
                                   activation,
@@ -83,7 +100,7 @@ void bind_weights(nb::module_& m) {
                 layer.check();
                 new (self) ExpertLayer(std::move(layer));
             },
-            nb::kw_only(), "format"_a, "hidden"_a, "width"_a, "activation"_a, "gate"_a, "up"_a,
+            nb::kw_only(), "formats"_a, "hidden"_a, "width"_a, "activation"_a, "gate"_a, "up"_a,
             "down"_a, "gate_stride_bytes"_a, "up_stride_bytes"_a, "down_stride_bytes"_a,
             "gate_bias"_a = Addresses{}, "up_bias"_a = Addresses{}, "down_bias"_a = Addresses{},
             "alpha"_a = 1.702f, "limit"_a = 0.0f)
@@ -155,6 +172,7 @@ NB_MODULE(_native, m) {
         return out;
     });
     m.def("isas", &headrace::isas);
+    m.def("tile_nbytes", &tile_nbytes, "format"_a, "columns"_a);
     bind_weights(m);
     nb::class_<Pool> pool(m, "Pool");
     bind_pool(pool);

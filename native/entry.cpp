@@ -15,19 +15,19 @@ constexpr std::int64_t kSegment = 8192;  // elements that one thread looks throu
 }  // namespace
 
 void lookup(Pool& pool, const Lookup& c) {
-    require(c.format >= 0 && c.format < kFormats, "format " + number(c.format),
-            "0 (float32), 1 (bfloat16) or 2 (float16)");
-    require(c.width > 0, "a row of " + number(c.width), "at least 1 element");
+    const std::string fault = format_fault(c.format, c.width);
+    require(fault.empty(), fault, "a known format");
     for (std::int64_t i = 0; i < c.count; ++i)
         require(c.ids[i] >= 0 && c.ids[i] < c.rows,
                 "row " + number(c.ids[i]) + " of a table of " + number(c.rows),
                 "a row of the table");
     const Pool::Busy busy(pool);
-    const auto widen = pool.kernels().widen[c.format];
+    const auto unpack = pool.kernels().unpack[kind_of(c.format)];
+    const Tiles table{c.table, static_cast<std::size_t>(c.row_stride), static_cast<int>(c.width),
+                      c.format};
     split(pool, c.count, c.width, [&](std::int64_t first, std::int64_t last, int) {
         for (std::int64_t i = first; i < last; ++i)
-            widen(c.y + i * c.width, c.table + c.ids[i] * c.row_stride,
-                  static_cast<std::size_t>(c.width));
+            unpack(table, static_cast<int>(c.ids[i]), c.y + i * c.width);
     });
 }
 

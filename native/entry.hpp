@@ -14,7 +14,7 @@ struct Lookup {
     int format;
     std::int64_t rows;
     std::int64_t width;
-    std::int64_t row_stride;  // bytes
+    std::int64_t row_stride;  // bytes from one tile to the next
     const std::int64_t* ids;
     std::int64_t count;
     float* y;

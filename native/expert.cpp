@@ -29,26 +29,38 @@ int piece_rows(const DotKernel& kernel, int rows, int columns, int tokens, std::
 
 std::size_t floats_nbytes(std::size_t n) { return (n * sizeof(float) + 63) / 64 * 64; }
 
+// One of gate, up and down, for all experts of a layer.
+struct Kind {
+    const DotKernel* kernel;
+    std::size_t stride;
+    int format;
+
+    // Bytes of a row, for counting.
+    std::size_t row_nbytes() const { return stride / static_cast<std::size_t>(tile_rows(format)); }
+    const std::byte* at(const std::byte* w, int row) const {
+        return w + static_cast<std::size_t>(row / tile_rows(format)) * stride;
+    }
+};
+
 struct Shape {
     int hidden, width, activation;
     float alpha, limit;
-    std::size_t gate_stride, up_stride, down_stride;
+    Kind gate, up, down;
 };
 
 // What both phases of one call (or of one chunk of its tokens) share.
 struct Call {
     const KernelTable& kernels;
-    const DotKernel& kernel;
     Shape layer;
     Groups plan;
-    const std::byte* const* x;   // per token
-    const std::byte** x_choice;  // per choice
+    const std::byte** gate_x;  // per choice
+    const std::byte** up_x;
     const std::byte** h_choice;
-    std::byte* h;  // [choice, width], float32 or bfloat16 as the kernel wants
+    std::byte* h;  // [choice, width] as the kernel of down takes it
     float* y;      // [token, hidden], or [entry, hidden] where parts are wanted
     int tokens;
 
-    std::size_t h_nbytes() const { return kernel.bf16 ? sizeof(std::uint16_t) : sizeof(float); }
+    std::size_t h_nbytes() const { return input_nbytes(layer.down.kernel->input, layer.width); }
 };
 
 // Pieces that are some rows of one expert each.
@@ -79,8 +91,10 @@ class GateUp final : public Work {
     GateUp(const Call& call, int rows) : call_(call), split_{call.plan, call.layer.width, rows} {}
     std::size_t pieces() const { return split_.pieces(); }
     std::size_t scratch_nbytes() const {
-        return 2 * split_.out_nbytes() +
-               call_.kernel.scratch_nbytes(split_.rows, call_.layer.hidden, call_.plan.most);
+        const auto of = [&](const Kind& kind) {
+            return kind.kernel->scratch_nbytes(split_.rows, call_.layer.hidden, call_.plan.most);
+        };
+        return 2 * split_.out_nbytes() + std::max(of(call_.layer.gate), of(call_.layer.up));
     }
 
     void compute(std::size_t piece, std::byte* scratch) const override {
@@ -88,8 +102,8 @@ class GateUp final : public Work {
         const Shape& l = call_.layer;
         auto* gate = reinterpret_cast<float*>(scratch);
         auto* up = reinterpret_cast<float*>(scratch + split_.out_nbytes());
-        project(at, at.group.gate, l.gate_stride, at.group.gate_bias, gate, scratch);
-        project(at, at.group.up, l.up_stride, at.group.up_bias, up, scratch);
+        project(at, l.gate, at.group.gate, call_.gate_x, at.group.gate_bias, gate, scratch);
+        project(at, l.up, at.group.up, call_.up_x, at.group.up_bias, up, scratch);
         call_.kernels.activate(
             l.activation, l.alpha, l.limit, gate, up,
             static_cast<std::size_t>(at.group.count) * static_cast<std::size_t>(at.rows));
@@ -101,24 +115,18 @@ class GateUp final : public Work {
         const auto rows = static_cast<std::size_t>(at.rows);
         for (int c = 0; c < at.group.count; ++c, from += rows) {
             const auto choice = static_cast<std::size_t>(at.group.first + c);
-            std::byte* to = call_.h + (choice * static_cast<std::size_t>(call_.layer.width) +
-                                       static_cast<std::size_t>(at.row)) *
-                                          call_.h_nbytes();
-            if (call_.kernel.bf16) {
-                call_.kernels.to_bf16(reinterpret_cast<std::uint16_t*>(to), from, rows);
-            } else {
-                std::memcpy(to, from, rows * sizeof(float));
-            }
+            call_.kernels.put[call_.layer.down.kernel->input](
+                call_.h + choice * call_.h_nbytes(), call_.layer.width, at.row, from, at.rows);
         }
     }
 
   private:
-    void project(const PerExpert::Place& at, const std::byte* w, std::size_t stride,
-                 const float* bias, float* out, std::byte* scratch) const {
+    void project(const PerExpert::Place& at, const Kind& kind, const std::byte* w,
+                 const std::byte** x, const float* bias, float* out, std::byte* scratch) const {
         const auto rows = static_cast<std::size_t>(at.rows);
-        call_.kernel.run({w + static_cast<std::size_t>(at.row) * stride, stride, at.rows,
-                          call_.layer.hidden, call_.x_choice + at.group.first, at.group.count, out,
-                          rows, scratch + 2 * split_.out_nbytes()});
+        kind.kernel->run({kind.at(w, at.row), kind.stride, at.rows, call_.layer.hidden,
+                          x + at.group.first, at.group.count, out, rows,
+                          scratch + 2 * split_.out_nbytes(), kind.format});
         if (bias == nullptr) return;
         for (int c = 0; c < at.group.count; ++c)
             call_.kernels.add(out + static_cast<std::size_t>(c) * rows, bias + at.row, rows);
@@ -133,8 +141,8 @@ void project_down(const Call& call, const Group& group, int row, int rows, float
                   std::byte* scratch) {
     const Shape& l = call.layer;
     const auto n = static_cast<std::size_t>(rows);
-    call.kernel.run({group.down + static_cast<std::size_t>(row) * l.down_stride, l.down_stride,
-                     rows, l.width, call.h_choice + group.first, group.count, out, n, scratch});
+    l.down.kernel->run({l.down.at(group.down, row), l.down.stride, rows, l.width,
+                        call.h_choice + group.first, group.count, out, n, scratch, l.down.format});
     if (group.down_bias == nullptr) return;
     for (int c = 0; c < group.count; ++c)
         call.kernels.add(out + static_cast<std::size_t>(c) * n, group.down_bias + row, n);
@@ -150,7 +158,7 @@ class Down final : public Work {
     }
     std::size_t scratch_nbytes() const {
         return sums_nbytes() + out_nbytes() +
-               call_.kernel.scratch_nbytes(rows_, call_.layer.width, call_.plan.most);
+               call_.layer.down.kernel->scratch_nbytes(rows_, call_.layer.width, call_.plan.most);
     }
 
     void compute(std::size_t piece, std::byte* scratch) const override {
@@ -203,8 +211,8 @@ class DownParts final : public Work {
         : call_(call), split_{call.plan, call.layer.hidden, rows} {}
     std::size_t pieces() const { return split_.pieces(); }
     std::size_t scratch_nbytes() const {
-        return split_.out_nbytes() +
-               call_.kernel.scratch_nbytes(split_.rows, call_.layer.width, call_.plan.most);
+        return split_.out_nbytes() + call_.layer.down.kernel->scratch_nbytes(
+                                         split_.rows, call_.layer.width, call_.plan.most);
     }
 
     void compute(std::size_t piece, std::byte* scratch) const override {
@@ -252,26 +260,32 @@ struct Tokens {
 
 Call& make_call(Pool& pool, Arena& arena, const Tokens& in, const ExpertLayer& layer, bool exact) {
     const KernelTable& kernels = pool.kernels();
-    const DotKernel& kernel = exact ? kernels.exact[layer.format] : kernels.fast[layer.format];
-    auto& call = *new (arena.take<Call>(1))
-                     Call{kernels,
-                          kernel,
-                          Shape{layer.hidden, layer.width, layer.activation, layer.alpha,
-                                layer.limit, layer.gate_stride, layer.up_stride, layer.down_stride},
-                          group_choices(arena, in.ids, in.weights, in.count, in.top_k, layer),
-                          activation_rows(pool, arena, kernel, in.x, in.count, layer.hidden),
-                          nullptr,
-                          nullptr,
-                          nullptr,
-                          in.y,
-                          in.count};
-    const std::size_t choices = call.plan.choice_count;
-    const std::size_t h_row = static_cast<std::size_t>(layer.width) * call.h_nbytes();
+    const auto kind = [&](int format, std::size_t stride) {
+        return Kind{&(exact ? kernels.exact : kernels.fast)[kind_of(format)], stride, format};
+    };
+    auto& call = *new (arena.take<Call>(1)) Call{
+        kernels,
+        Shape{layer.hidden, layer.width, layer.activation, layer.alpha, layer.limit,
+              kind(layer.gate_format, layer.gate_stride), kind(layer.up_format, layer.up_stride),
+              kind(layer.down_format, layer.down_stride)},
+        group_choices(arena, in.ids, in.weights, in.count, in.top_k, layer),
+        nullptr,
+        nullptr,
+        nullptr,
+        nullptr,
+        in.y,
+        in.count};
+    const std::size_t choices = call.plan.choice_count, h_row = call.h_nbytes();
+    Activations inputs(pool, arena, in.x, in.count, layer.hidden);
+    const std::byte* const* gate_x = inputs.rows(call.layer.gate.kernel->input);
+    const std::byte* const* up_x = inputs.rows(call.layer.up.kernel->input);
     call.h = arena.take<std::byte>(choices * h_row);
-    call.x_choice = arena.take<const std::byte*>(choices);
+    call.gate_x = arena.take<const std::byte*>(choices);
+    call.up_x = gate_x == up_x ? call.gate_x : arena.take<const std::byte*>(choices);
     call.h_choice = arena.take<const std::byte*>(choices);
     for (std::size_t c = 0; c < choices; ++c) {
-        call.x_choice[c] = call.x[call.plan.choices[c].token];
+        call.gate_x[c] = gate_x[call.plan.choices[c].token];
+        call.up_x[c] = up_x[call.plan.choices[c].token];
         call.h_choice[c] = call.h + c * h_row;
     }
     return call;
@@ -298,19 +312,22 @@ void run_chunk(Pool& pool, const Tokens& in, const ExpertLayer& layer, bool exac
     const auto active = static_cast<int>(plan.count);
     const int wanted = 4 * pool.threads();
     const int wanted_each = (wanted + active - 1) / active;
-    const auto rows_of = [&](int rows, int columns, std::size_t row_nbytes, int pieces) {
-        return piece_rows(call.kernel, rows, columns, plan.most, row_nbytes, pieces);
+    const Shape& l = call.layer;
+    const auto rows_of = [&](const Kind& kind, int rows, int columns, std::size_t row_nbytes,
+                             int pieces) {
+        return piece_rows(*kind.kernel, rows, columns, plan.most, row_nbytes, pieces);
     };
+    const std::size_t down_nbytes = l.down.row_nbytes();
     perform<GateUp>(
         pool, arena, call,
-        rows_of(layer.width, layer.hidden, layer.gate_stride + layer.up_stride, wanted_each));
+        rows_of(l.gate, l.width, l.hidden, l.gate.row_nbytes() + l.up.row_nbytes(), wanted_each));
     if (in.parts()) {
         perform<DownParts>(pool, arena, call,
-                           rows_of(layer.hidden, layer.width, layer.down_stride, wanted_each));
+                           rows_of(l.down, l.hidden, l.width, down_nbytes, wanted_each));
     } else {
         perform<Down>(pool, arena, call,
-                      rows_of(layer.hidden, layer.width,
-                              layer.down_stride * static_cast<std::size_t>(active), wanted));
+                      rows_of(l.down, l.hidden, l.width,
+                              down_nbytes * static_cast<std::size_t>(active), wanted));
     }
 }
 

@@ -12,15 +12,15 @@
 namespace headrace {
 
 struct ExpertLayer {
-    int format = kF32;
+    int gate_format = kF32, up_format = kF32, down_format = kF32;
     int hidden = 0;
     int width = 0;
     int activation = 0;
     float alpha = 1.702f;
     float limit = 0.0f;
     std::vector<const std::byte*> gate, up, down;
-    std::size_t gate_stride = 0, up_stride = 0, down_stride = 0;
-    std::vector<const float*> gate_bias, up_bias, down_bias;  // empty = none
+    std::size_t gate_stride = 0, up_stride = 0, down_stride = 0;  // bytes from tile to tile
+    std::vector<const float*> gate_bias, up_bias, down_bias;      // empty = none
 
     int experts() const { return static_cast<int>(gate.size()); }
     std::size_t row_nbytes() const;

@@ -20,40 +20,41 @@ void require(bool fits, const std::string& what) {
 
 }  // namespace
 
-Matrix::Matrix(const std::vector<std::pair<std::uintptr_t, std::int64_t>>& given,
-               std::int64_t columns_, std::int64_t row_stride_bytes, int format_) {
-    require(
-        format_ >= 0 && format_ < kFormats,
-        "format " + std::to_string(format_) + "; expected 0 (float32), 1 (bfloat16), 2 (float16)");
-    require(columns_ > 0 && columns_ <= kMaxSide, "columns " + std::to_string(columns_));
-    const auto row_nbytes = static_cast<std::int64_t>(format_nbytes(format_)) * columns_;
-    require(row_stride_bytes >= row_nbytes &&
-                row_stride_bytes % static_cast<std::int64_t>(format_nbytes(format_)) == 0,
-            "row stride " + std::to_string(row_stride_bytes) + "; expected a multiple of the " +
-                "element size, at least " + std::to_string(row_nbytes));
+Matrix::Matrix(const std::vector<Given>& given, std::int64_t columns_) {
     std::int64_t total = 0;
-    for (const auto& [address, part_rows] : given) {
-        require(address != 0 && part_rows > 0, "a part without rows or address");
-        parts.push_back({reinterpret_cast<const std::byte*>(address), static_cast<int>(part_rows),
-                         static_cast<int>(total)});
-        total += part_rows;
+    for (const Given& part : given) {
+        const std::string fault = format_fault(part.format, columns_);
+        require(fault.empty(), fault);
+        const auto tile = static_cast<std::int64_t>(tile_nbytes(part.format, columns_));
+        const bool floats = part.format < kFloats;
+        const auto unit = floats ? static_cast<std::int64_t>(format_nbytes(part.format)) : 1;
+        require(part.stride_bytes >= tile && part.stride_bytes % unit == 0,
+                "row stride " + std::to_string(part.stride_bytes) +
+                    "; expected a multiple of the " + "element size, at least " +
+                    std::to_string(tile));
+        require(part.address != 0 && part.rows > 0, "a part without rows or address");
+        parts.push_back({reinterpret_cast<const std::byte*>(part.address),
+                         static_cast<int>(part.rows), static_cast<int>(total),
+                         static_cast<std::size_t>(part.stride_bytes), part.format});
+        total += part.rows;
         require(total <= kMaxSide, "too many rows");
+        const int tall = tile_rows(part.format);
+        nbytes += static_cast<std::size_t>((part.rows + tall - 1) / tall * tile);
     }
     require(total > 0, "no parts");
     rows = static_cast<int>(total);
     columns = static_cast<int>(columns_);
-    row_stride = static_cast<std::size_t>(row_stride_bytes);
-    format = format_;
-    nbytes = static_cast<std::size_t>(total) * static_cast<std::size_t>(row_nbytes);
 }
 
 namespace {
 
 // Rows that one piece computes: a bounded read where weights stream, a cached tile where they are
 // used again, and always enough pieces for every thread.
-int rows_per_piece(const Pool& pool, const DotKernel& kernel, const Matrix& w, int tokens) {
+int rows_per_piece(const Pool& pool, const DotKernel& kernel, const Matrix& w,
+                   const Matrix::Part& part, int tokens) {
     int rows = kernel.tile_rows(w.columns);
-    if (tokens <= kernel.stream_tokens) rows = static_cast<int>(kPieceNbytes / w.row_stride);
+    if (tokens <= kernel.stream_tokens)
+        rows = static_cast<int>(kPieceNbytes / part.stride) * tile_rows(part.format);
     const int share = (w.rows + 4 * pool.threads() - 1) / (4 * pool.threads());
     rows = std::min(rows, share);
     return std::max(8, rows / 8 * 8);
@@ -71,16 +72,19 @@ class LinearWork final : public Work {
 
   private:
     struct Piece {
+        const DotKernel* kernel;
+        const std::byte* const* x;
         const std::byte* w;
+        std::size_t stride;
+        int format;
         int first_row, rows;  // of y
     };
+    int add_pieces(const Pool& pool, const Matrix& w, const Matrix::Part& part,
+                   const DotKernel& kernel, const std::byte* const* x);
 
     const KernelTable& kernels_;
-    const DotKernel& kernel_;
-    const std::byte* const* x_;
     int tokens_;
     int columns_, stride_rows_;
-    std::size_t row_stride_;
     const float* bias_;
     float* y_;
     Piece* piece_ = nullptr;
@@ -90,34 +94,54 @@ class LinearWork final : public Work {
 LinearWork::LinearWork(Pool& pool, Arena& arena, const float* x, int tokens, const Matrix& w,
                        const float* bias, float* y, bool exact)
     : kernels_(pool.kernels()),
-      kernel_(exact ? kernels_.exact[w.format] : kernels_.fast[w.format]),
-      x_(activation_rows(pool, arena, kernel_, x, tokens, w.columns)),
       tokens_(tokens),
       columns_(w.columns),
       stride_rows_(w.rows),
-      row_stride_(w.row_stride),
       bias_(bias),
       y_(y) {
-    const int rows = rows_per_piece(pool, kernel_, w, tokens);
+    Activations inputs(pool, arena, x, tokens, w.columns);
+    const auto kernel_of = [&](const Matrix::Part& part) -> const DotKernel& {
+        return (exact ? kernels_.exact : kernels_.fast)[kind_of(part.format)];
+    };
     std::size_t most = 0;
-    for (const Matrix::Part& part : w.parts)
+    for (const Matrix::Part& part : w.parts) {
+        const int rows = rows_per_piece(pool, kernel_of(part), w, part, tokens);
         most += static_cast<std::size_t>((part.rows + rows - 1) / rows);
+    }
     piece_ = arena.take<Piece>(most);
-    for (const Matrix::Part& part : w.parts)
-        for (int r = 0; r < part.rows; r += rows)
-            piece_[pieces_++] = {part.data + static_cast<std::size_t>(r) * w.row_stride,
-                                 part.first_row + r, std::min(rows, part.rows - r)};
+    int tallest = 0;
+    for (const Matrix::Part& part : w.parts) {
+        const DotKernel& kernel = kernel_of(part);
+        tallest = std::max(tallest, add_pieces(pool, w, part, kernel, inputs.rows(kernel.input)));
+    }
     out_nbytes_ =
-        (static_cast<std::size_t>(rows) * static_cast<std::size_t>(tokens) * sizeof(float) + 63) /
+        (static_cast<std::size_t>(tallest) * static_cast<std::size_t>(tokens) * sizeof(float) +
+         63) /
         64 * 64;
-    dot_nbytes_ = kernel_.scratch_nbytes(rows, w.columns, tokens);
+}
+
+// Rows of the tallest piece.
+int LinearWork::add_pieces(const Pool& pool, const Matrix& w, const Matrix::Part& part,
+                           const DotKernel& kernel, const std::byte* const* x) {
+    const int rows = rows_per_piece(pool, kernel, w, part, tokens_);
+    for (int r = 0; r < part.rows; r += rows)
+        piece_[pieces_++] = {
+            &kernel,
+            x,
+            part.data + static_cast<std::size_t>(r / tile_rows(part.format)) * part.stride,
+            part.stride,
+            part.format,
+            part.first_row + r,
+            std::min(rows, part.rows - r)};
+    dot_nbytes_ = std::max(dot_nbytes_, kernel.scratch_nbytes(rows, w.columns, tokens_));
+    return rows;
 }
 
 void LinearWork::compute(std::size_t piece, std::byte* scratch) const {
     const Piece& p = piece_[piece];
     auto* out = reinterpret_cast<float*>(scratch);
-    kernel_.run({p.w, row_stride_, p.rows, columns_, x_, tokens_, out,
-                 static_cast<std::size_t>(p.rows), scratch + out_nbytes_});
+    p.kernel->run({p.w, p.stride, p.rows, columns_, p.x, tokens_, out,
+                   static_cast<std::size_t>(p.rows), scratch + out_nbytes_, p.format});
 }
 
 void LinearWork::commit(std::size_t piece, const std::byte* scratch) const {

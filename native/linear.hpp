@@ -1,8 +1,7 @@
-// y = x W^T + bias, with W in place and in one or more parts.
+// y = x W^T + bias, with W in place and in one or more parts, each of a format of its own.
 #pragma once
 
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include "pool.hpp"
@@ -10,20 +9,25 @@
 namespace headrace {
 
 struct Matrix {
+    // Rows that lie together: `stride` bytes from one tile of them to the next.
     struct Part {
         const std::byte* data;
         int rows;
         int first_row;  // of y
+        std::size_t stride;
+        int format;
+    };
+    struct Given {
+        std::uintptr_t address;
+        std::int64_t rows, stride_bytes;
+        int format;
     };
     // Throws std::invalid_argument for sizes that cannot be.
-    Matrix(const std::vector<std::pair<std::uintptr_t, std::int64_t>>& parts, std::int64_t columns,
-           std::int64_t row_stride_bytes, int format);
+    Matrix(const std::vector<Given>& parts, std::int64_t columns);
 
     std::vector<Part> parts;
     int rows = 0;
     int columns = 0;
-    std::size_t row_stride = 0;
-    int format = kF32;
     std::size_t nbytes = 0;
 };
 

@@ -8,27 +8,33 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "format.hpp"
+
 namespace headrace {
-
-enum Format : int { kF32 = 0, kBF16 = 1, kF16 = 2, kFormats = 3 };
-
-inline constexpr std::size_t format_nbytes(int format) { return format == kF32 ? 4 : 2; }
 
 // out[t * out_stride + r] = sum over k of w[r, k] * x[t][k].
 struct Dot {
     const std::byte* w;
-    std::size_t w_stride;  // bytes from one weight row to the next
+    std::size_t w_stride;  // bytes from one tile of weights to the next
     int rows;
     int columns;
-    const std::byte* const* x;  // one row per token, float32 or bfloat16 as the kernel wants
+    const std::byte* const* x;  // one row per token, in the kernel's `input`
     int tokens;
     float* out;
     std::size_t out_stride;
     std::byte* scratch;  // at least `scratch_nbytes` of the kernel's
+    int format;
 };
 
+// How a kernel takes activations.
+enum Input : int { kFloatInput, kBf16Input, kInputs };
+
+inline constexpr std::size_t input_nbytes(Input input, int columns) {
+    return static_cast<std::size_t>(columns) * (input == kFloatInput ? 4 : 2);
+}
+
 struct DotKernel {
-    bool bf16;          // activations are bfloat16 rows, not float32 rows
+    Input input;
     int stream_tokens;  // up to here, weights are used as they come from memory
     void (*run)(const Dot& dot);
     std::size_t (*scratch_nbytes)(int rows, int columns, int tokens);
@@ -51,15 +57,16 @@ struct Top {
 struct KernelTable {
     const char* name;
     DotKernel exact[kFormats];
-    DotKernel fast[kFormats];  // may round activations to bfloat16
+    DotKernel fast[kFormats];  // may round activations, to bfloat16 at the worst
     Activate activate;
     void (*add_scaled)(float* y, const float* x, float scale, std::size_t n);  // y += scale * x
     void (*add)(float* y, const float* x, std::size_t n);                      // y += x
-    void (*to_bf16)(std::uint16_t* y, const float* x, std::size_t n);
+    // Columns [first, first + n) of a row of activations, as an input takes them.
+    void (*put[kInputs])(std::byte* row, int columns, int first, const float* x, int n);
     void (*gate)(const Gate& c, std::int64_t first, std::int64_t last);  // heads [first, last)
     void (*clamp)(float* x, float limit, std::size_t n);                 // to [-limit, limit]
-    void (*widen[kFormats])(float* y, const std::byte* row, std::size_t n);
-    Top (*top_of)(const float* x, std::int64_t n);             // the largest, n >= 1
+    void (*unpack[kFormats])(const Tiles& tiles, int row, float* to);    // one row
+    Top (*top_of)(const float* x, std::int64_t n);                       // the largest, n >= 1
     float (*read)(const std::byte* from, std::size_t nbytes);  // only reads; the sum keeps it alive
     const MixerTable* mixers;
 };

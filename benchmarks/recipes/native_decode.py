@@ -35,7 +35,7 @@ class Step:
         self.pool = pool
         shapes = [(5120, HIDDEN), (HIDDEN, 4096)] * layers + [(32000, HIDDEN)]
         self.matrices = [
-            _native.Matrix([(weights(rows, columns), rows)], columns, columns * 2, BF16)
+            _native.Matrix([(weights(rows, columns), rows, columns * 2, BF16)], columns)
             for rows, columns in shapes
         ]
         banks = [weights(EXPERTS * 3 * WIDTH, HIDDEN) for _ in range(layers)]
@@ -52,7 +52,8 @@ class Step:
         part = WIDTH * HIDDEN * 2
         gate, up, down = ([base + (3 * e + i) * part for e in range(EXPERTS)] for i in range(3))
         return _native.ExpertLayer(
-            format=BF16, hidden=HIDDEN, width=WIDTH, activation=0, gate=gate, up=up, down=down,
+            formats=(BF16,) * 3, hidden=HIDDEN, width=WIDTH, activation=0,
+            gate=gate, up=up, down=down,
             gate_stride_bytes=HIDDEN * 2, up_stride_bytes=HIDDEN * 2, down_stride_bytes=WIDTH * 2,
         )  # fmt: skip
 

@@ -14,4 +14,9 @@
 #include "kernels/elementwise.inl"
 #include "kernels/gates.inl"
 #include "kernels/mixers.inl"
+#include "kernels/unpack.inl"
+
+// Blocks of a format of its own, then the table of all.
+#include "kernels/ggml.inl"
+
 #include "kernels/table.inl"

@@ -238,7 +238,7 @@ inline int tiles_tile_rows(int columns) {
 }
 
 inline DotKernel tiles_kernel() {
-    return {true, kTileTokens2, dot_run_tiles, tiles_scratch_nbytes, tiles_tile_rows};
+    return {kBf16Input, kTileTokens2, dot_run_tiles, tiles_scratch_nbytes, tiles_tile_rows};
 }
 
 }  // namespace headrace::amx

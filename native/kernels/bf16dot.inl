@@ -29,7 +29,7 @@ struct Bf16Dot {
 
 inline DotKernel bf16_dot_kernel() {
     DotKernel kernel = dot_kernel<Bf16Dot>();
-    kernel.bf16 = true;
+    kernel.input = kBf16Input;
     return kernel;
 }
 

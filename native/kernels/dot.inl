@@ -242,7 +242,7 @@ int dot_tile_rows(int columns) {
 
 template <class P>
 DotKernel dot_kernel() {
-    return {false, kTileTokens, dot_run<P>, dot_scratch_nbytes<P>, dot_tile_rows<P>};
+    return {kFloatInput, kTileTokens, dot_run<P>, dot_scratch_nbytes<P>, dot_tile_rows<P>};
 }
 
 }  // namespace headrace::HEADRACE_ISA

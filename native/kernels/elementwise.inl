@@ -67,10 +67,16 @@ inline void add(float* y, const float* x, std::size_t n) {
     });
 }
 
-inline void to_bf16(std::uint16_t* y, const float* x, std::size_t n) {
-    std::size_t i = 0;
+inline void put_bf16(std::byte* row, int, int first, const float* x, int n) {
+    auto* y = reinterpret_cast<std::uint16_t*>(row) + first;
+    int i = 0;
     for (; i + F32::N <= n; i += F32::N) F32::load(x + i).to_bf16(y + i);
     for (; i < n; ++i) y[i] = bf16_from_float(x[i]);
+}
+
+inline void put_floats(std::byte* row, int, int first, const float* x, int n) {
+    std::memcpy(reinterpret_cast<float*>(row) + first, x,
+                static_cast<std::size_t>(n) * sizeof(float));
 }
 
 // Four streams, as the dot kernels have, so that what is measured is what they could reach.

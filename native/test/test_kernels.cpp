@@ -76,7 +76,7 @@ double error(const std::vector<double>& truth, const std::vector<float>& got) {
 }
 
 bool rounds(const KernelTable& t, int format, bool exact) {
-    return (exact ? t.exact : t.fast)[format].bf16;
+    return (exact ? t.exact : t.fast)[format].input == kBf16Input;
 }
 
 std::vector<float> nans(std::size_t n) {
@@ -97,10 +97,11 @@ void check_linear(Pool& pool, int format, bool exact, int rows, int columns, int
     const int first = rows / 3;
     const std::size_t stride = k * format_nbytes(format);
     const auto base = reinterpret_cast<std::uintptr_t>(w.bytes.data());
-    std::vector<std::pair<std::uintptr_t, std::int64_t>> parts;
-    if (first > 0) parts.emplace_back(base, first);
-    parts.emplace_back(base + static_cast<std::size_t>(first) * stride, rows - first);
-    const Matrix matrix(parts, columns, static_cast<std::int64_t>(stride), format);
+    const auto step = static_cast<std::int64_t>(stride);
+    std::vector<Matrix::Given> parts;
+    if (first > 0) parts.push_back({base, first, step, format});
+    parts.push_back({base + static_cast<std::size_t>(first) * stride, rows - first, step, format});
+    const Matrix matrix(parts, columns);
     std::vector<float> y = nans(n * static_cast<std::size_t>(tokens)), alone = nans(n);
     const Quiesced last{pool};
     linear(pool, x.data(), tokens, matrix, bias.data(), y.data(), exact);
@@ -140,7 +141,7 @@ struct Bank {
           gate(format, size(), 0.3f),
           up(format, size(), 0.3f),
           down(format, size(), 0.3f) {
-        layer.format = format;
+        layer.gate_format = layer.up_format = layer.down_format = format;
         layer.hidden = h;
         layer.width = f;
         const std::size_t element = format_nbytes(format),
@@ -246,7 +247,7 @@ int main() {
     for (const KernelTable* table : tables_to_test()) {
         for (const bool rescue : {false, true}) {
             Pool pool(2, true, *table, rescue);
-            for (int format = 0; format < kFormats; ++format)
+            for (int format = 0; format < kFloats; ++format)
                 for (const bool exact : {true, false}) {
                     for (const int columns : {1, 7, 63, 100})
                         for (const int tokens : {1, 3, 5})

@@ -17,13 +17,15 @@ def cpu_features() -> dict[str, bool]:
 def isas() -> list[str]:
     """Kernel sets that this machine can run, slowest first: scalar, avx2, avx512, amx, neon."""
 
+def tile_nbytes(format: int, columns: int) -> int:
+    """Bytes of a tile. ValueError for a format or columns that cannot be."""
+
 class Matrix:
     """Weights of one linear map, [sum(rows), columns], in one or more parts that lie apart."""
 
-    def __init__(
-        self, parts: Sequence[tuple[int, int]], columns: int, row_stride_bytes: int, format: int
-    ) -> None:
-        """`parts`: (address, rows) of each; every part has the same columns, stride and format."""
+    def __init__(self, parts: Sequence[tuple[int, int, int, int]], columns: int) -> None:
+        """`parts`: (address, rows, bytes from one tile to the next, format) of each. A format is
+        the `code` of one of headrace.formats.format; plain floats have tiles of one row."""
     rows: int
     columns: int
     nbytes: int
@@ -37,7 +39,7 @@ class ExpertLayer:
     def __init__(
         self,
         *,
-        format: int,
+        formats: tuple[int, int, int],  # of gate, up and down
         hidden: int,
         width: int,
         # 0: silu of g, times u. 1, gpt-oss: g at most limit, u within ±limit, then
@@ -46,7 +48,7 @@ class ExpertLayer:
         gate: Sequence[int],  # one address per expert, of [width, hidden] rows
         up: Sequence[int],
         down: Sequence[int],  # of [hidden, width] rows
-        gate_stride_bytes: int,  # from one row to the next (2x for interleaved gate/up)
+        gate_stride_bytes: int,  # from one tile to the next (2x for interleaved gate/up)
         up_stride_bytes: int,
         down_stride_bytes: int,
         gate_bias: Sequence[int] = (),  # float32 addresses, or none at all

@@ -107,14 +107,14 @@ def test_refuses(pool):
     with pytest.raises(ValueError, match="id 2 in a layer of 2"):
         bank.native(pool, torch.randn(1, 16), ids, weights)
     wrong = {
-        "format": 9,
+        "formats": (9, 0, 0),
         "activation": 5,
         "down_stride_bytes": 3,
         "up": [4096],
     }
     for name, value in wrong.items():
         given = {
-            "format": 0,
+            "formats": (0, 0, 0),
             "hidden": 16,
             "width": 8,
             "activation": 0,

@@ -312,7 +312,8 @@ class Step:
         self.arena = torch.full((slots, self.slot_nbytes), 255, dtype=torch.uint8)
         gate, up, down = ([self.arena[s].data_ptr() + at for s in range(slots)] for at in offsets)
         self.layer = _native.ExpertLayer(
-            format=1, hidden=hidden, width=width, activation=0, gate=gate, up=up, down=down,
+            formats=(1, 1, 1), hidden=hidden, width=width, activation=0,
+            gate=gate, up=up, down=down,
             gate_stride_bytes=hidden * size, up_stride_bytes=hidden * size,
             down_stride_bytes=width * size,
         )  # fmt: skip

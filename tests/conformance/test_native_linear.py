@@ -20,7 +20,7 @@ def linear(pool, x, parts, bias=None, *, exact=True):
     columns = parts[0].shape[1]
     stride = parts[0].stride(0) * parts[0].element_size()
     matrix = _native.Matrix(
-        [(w.data_ptr(), w.shape[0]) for w in parts], columns, stride, FORMATS[parts[0].dtype]
+        [(w.data_ptr(), w.shape[0], stride, FORMATS[w.dtype]) for w in parts], columns
     )
     y = torch.full((x.shape[0], matrix.rows), float("nan"))
     pool.linear(
@@ -96,14 +96,14 @@ def test_nan_and_infinity_stay(pool):
     [
         ([(4096, 3)], 0, 8, 1, "columns"),
         ([(4096, 3)], 8, 15, 1, "stride"),
-        ([(4096, 3)], 8, 16, 7, "format"),
+        ([(4096, 3)], 8, 16, 77, "format"),
         ([(0, 3)], 8, 16, 1, "part"),
         ([], 8, 16, 1, "no parts"),
     ],
 )
 def test_matrix_refuses(parts, columns, stride, code, said):
     with pytest.raises(ValueError, match=said):
-        _native.Matrix(parts, columns, stride, code)
+        _native.Matrix([(*part, stride, code) for part in parts], columns)
 
 
 def test_pool_refuses():

@@ -10,6 +10,7 @@ from functools import cached_property
 from torch import Tensor
 
 from headrace.experts.layout import RowLayout, layout_of
+from headrace.formats.packed import bytes_of
 from headrace.ops.table import ExpertRows
 from headrace.planning.facts import ModelFacts
 
@@ -58,6 +59,6 @@ class ExpertBank:
 
 
 def tensors_of(rows: ExpertRows, expert: int) -> list[Tensor]:
-    """Every tensor of one expert: its row."""
+    """Every tensor of one expert, packed ones as their bytes: its row."""
     kinds = (rows.gate, rows.up, rows.down, rows.gate_bias, rows.up_bias, rows.down_bias)
-    return [kind[expert] for kind in kinds if kind]
+    return [bytes_of(kind[expert]) for kind in kinds if kind]

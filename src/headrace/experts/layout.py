@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 from torch import Tensor
 
 from headrace._native import RowSpans
+from headrace.formats.packed import Packed, Weight, bytes_of
 from headrace.ops.rows import Part, Spread
 from headrace.ops.table import ExpertRows
 
@@ -38,7 +40,8 @@ class RowLayout:
     def rows(self, memory: Tensor, count: int, step: int) -> ExpertRows:
         """`count` slots, `step` bytes apart from the start of `memory`, as rows of this layer."""
         kinds = [Spread(memory, parts[0], count, step) if parts else () for parts in self.parts]
-        gate, up, down, gate_bias, up_bias, down_bias = kinds
+        gate, up, down, *biases = kinds
+        gate_bias, up_bias, down_bias = cast(list[Sequence[Tensor]], biases)  # never packed
         return replace(
             self.like,
             gate=gate,
@@ -65,10 +68,8 @@ def layout_of(rows: ExpertRows) -> RowLayout:
         nbytes.append(end - start)
         offsets.append(cursor)
         for i in group:
-            tensor = first[i]
-            at = cursor + tensor.data_ptr() - start
-            part = Part(at, tuple(tensor.shape), tensor.stride(), tensor.dtype)
-            parts[present[i]] = (part,)
+            at = cursor + first[i].data_ptr() - start
+            parts[present[i]] = (_part(first[i], at),)
         cursor = -(-(cursor + end - start) // SPAN_ALIGN) * SPAN_ALIGN
     sources, within = [], _within(first, groups)
     for expert in range(rows.count):
@@ -79,7 +80,15 @@ def layout_of(rows: ExpertRows) -> RowLayout:
     return RowLayout(-(-cursor // ALIGN) * ALIGN, tuple(parts), spans, rows)
 
 
-def _within(tensors: Sequence[Tensor], groups: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+def _part(weight: Weight, at: int) -> Part:
+    data = bytes_of(weight)
+    packed = None
+    if isinstance(weight, Packed):
+        packed = weight.format, weight.rows, weight.columns
+    return Part(at, tuple(data.shape), data.stride(), data.dtype, packed)
+
+
+def _within(tensors: Sequence[Weight], groups: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     """First byte and end of each tensor within its group."""
     starts = [min(tensors[i].data_ptr() for i in group) for group in groups]
     return [
@@ -89,12 +98,13 @@ def _within(tensors: Sequence[Tensor], groups: Sequence[Sequence[int]]) -> list[
     ]
 
 
-def _end(tensor: Tensor) -> int:
+def _end(weight: Weight) -> int:
+    tensor = bytes_of(weight)
     last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
-def _overlapping(tensors: Sequence[Tensor]) -> list[list[int]]:
+def _overlapping(tensors: Sequence[Weight]) -> list[list[int]]:
     """Indices of tensors whose bytes interleave, grouped; in order, wherever they lie."""
     order = sorted(range(len(tensors)), key=lambda i: tensors[i].data_ptr())
     groups: list[list[int]] = []

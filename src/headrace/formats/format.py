@@ -1,6 +1,7 @@
 """What a number format is: its tags, its size, its number in the native kernels. No torch.
 
-The three tables below are the only place where tags are spelled; codecs live in a file per format.
+Weights lie as tiles of whole rows, scales among them; the tables below are the only place where
+tags are spelled. native/format.hpp computes the same sizes.
 """
 
 from __future__ import annotations
@@ -10,17 +11,103 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """`tag` is the safetensors dtype, `code` the number that native calls take."""
+    """`tag` is the word that files use for a tensor of it, "" where it is made of several; `code`
+    the number that native calls take.
+
+    A tile is `tile_rows` rows: `head_bytes`, then `group_bytes` for every `group` columns, then
+    `bits` for every column of every row. `element_bytes` is set for plain floats alone.
+    """
 
     name: str
     tag: str
     code: int
-    element_bytes: int
+    element_bytes: int = 0
+    tile_rows: int = 1
+    head_bytes: int = 0
+    group: int = 1
+    group_bytes: int = 0
+    bits: int = 0
+    multiple: int = 1  # columns are one of it
+
+    @property
+    def packed(self) -> bool:
+        """Not plain floats."""
+        return not self.element_bytes
+
+    def tile_nbytes(self, columns: int) -> int:
+        """Bytes of a tile of `columns`."""
+        if self.element_bytes:
+            return columns * self.element_bytes
+        groups = -(-columns // self.group) * self.group_bytes
+        return self.head_bytes + groups + self.tile_rows * columns * self.bits // 8
+
+    def tiles(self, rows: int) -> int:
+        """Tiles that hold `rows`; the last may be filled up."""
+        return -(-rows // self.tile_rows)
+
+    def nbytes(self, rows: int, columns: int) -> int:
+        """Bytes of a whole matrix."""
+        return self.tiles(rows) * self.tile_nbytes(columns)
 
 
 FLOAT32 = Format("float32", "F32", 0, 4)
 BFLOAT16 = Format("bfloat16", "BF16", 1, 2)
 FLOAT16 = Format("float16", "F16", 2, 2)
+FP8_ROW = Format("fp8-row", "", 4, head_bytes=4, bits=8)
+FLOATS = (FLOAT32, BFLOAT16, FLOAT16)
 
-FORMATS = (FLOAT32, BFLOAT16, FLOAT16)
-BY_TAG = {f.tag: f for f in FORMATS}
+GROUP_SHIFT, ZEROS_SHIFT = 8, 24  # of a code
+
+
+def fp8_block(group: int) -> Format:
+    """E4M3; a float32 scale for `group` columns of 8 rows."""
+    code = 3 | group << GROUP_SHIFT
+    return Format("fp8", "", code, tile_rows=8, group=group, group_bytes=4, bits=8)
+
+
+def mxfp8(group: int = 32) -> Format:
+    """E4M3; an E8M0 scale a group."""
+    code = 5 | group << GROUP_SHIFT
+    return Format("mxfp8", "", code, group=group, group_bytes=1, bits=8, multiple=group)
+
+
+def mxfp4(group: int = 32) -> Format:
+    """E2M1, the even column in the low nibble; an E8M0 scale a group."""
+    code = 6 | group << GROUP_SHIFT
+    return Format("mxfp4", "", code, group=group, group_bytes=1, bits=4, multiple=group)
+
+
+def nvfp4(group: int = 16) -> Format:
+    """E2M1; an E4M3 scale a group, and a float32 one a row."""
+    code = 7 | group << GROUP_SHIFT
+    size = {"head_bytes": 4, "group": group, "group_bytes": 1, "bits": 4}
+    return Format("nvfp4", "", code, **size, multiple=group)
+
+
+def int4(group: int, *, bf16_scales: bool, zeros: bool) -> Format:
+    """Nibbles less 8, or less a zero point a group; a 16-bit scale a group."""
+    code = (9 if bf16_scales else 8) | group << GROUP_SHIFT | zeros << ZEROS_SHIFT
+    group_bytes = 3 if zeros else 2
+    return Format("int4", "", code, group=group, group_bytes=group_bytes, bits=4, multiple=group)
+
+
+def _ggml(name: str, tag: str, code: int, columns: int, nbytes: int) -> Format:
+    return Format(name, tag, code, group=columns, group_bytes=nbytes, multiple=columns)
+
+
+# As GGUF names its tensor types.
+GGML = (
+    _ggml("q4_0", "Q4_0", 10, 32, 18),
+    _ggml("q5_0", "Q5_0", 11, 32, 22),
+    _ggml("q8_0", "Q8_0", 12, 32, 34),
+    _ggml("q2_k", "Q2_K", 13, 256, 84),
+    _ggml("q3_k", "Q3_K", 14, 256, 110),
+    _ggml("q4_k", "Q4_K", 15, 256, 144),
+    _ggml("q5_k", "Q5_K", 16, 256, 176),
+    _ggml("q6_k", "Q6_K", 17, 256, 210),
+    _ggml("iq4_nl", "IQ4_NL", 18, 32, 18),
+    _ggml("iq4_xs", "IQ4_XS", 19, 256, 136),
+    _ggml("mxfp4-ggml", "MXFP4", 20, 32, 17),
+)
+
+BY_TAG = {f.tag: f for f in (*FLOATS, *GGML)}

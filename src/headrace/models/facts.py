@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from headrace.models.spec import Attention, LayerSpec, ModelSpec, Moe
 from headrace.planning.facts import KvNeed, ModelFacts, RecurrentNeed, StateNeed
 from headrace.weights.plan import WeightPlan
@@ -12,9 +10,6 @@ from headrace.weights.plan import WeightPlan
 def facts_of(spec: ModelSpec, plan: WeightPlan) -> ModelFacts:
     """Counts and bytes; nothing but headers has been read."""
     moes = [layer.ffn if isinstance(layer.ffn, Moe) else None for layer in spec.layers]
-    weighed: Counter[str] = Counter()
-    for stored in plan.stored:
-        weighed[stored.format.name] += stored.nbytes
     return ModelFacts(
         family=spec.family,
         layers=len(spec.layers),
@@ -26,7 +21,7 @@ def facts_of(spec: ModelSpec, plan: WeightPlan) -> ModelFacts:
         top_k=tuple(moe.router.top_k if moe else 0 for moe in moes),
         expert_bytes=tuple(_expert_bytes(plan, i, moe) if moe else 0 for i, moe in enumerate(moes)),
         total_bytes=plan.total_bytes,
-        dtype=weighed.most_common(1)[0][0],
+        dtype=plan.bytes_by_format().most_common(1)[0][0],
         embedding_bytes=0 if spec.tied else plan.nbytes("embed"),
     )
 

@@ -18,11 +18,13 @@ from headrace.ops.table import Activation
 _NO_PART = frozenset(
     [
         "_name_or_path", "architectures", "attention_dropout", "auto_map", "bos_token_id",
-        "chunk_size_feed_forward", "dtype", "eos_token_id", "hidden_dropout", "id2label",
+        "chunk_size_feed_forward", "compression_config", "dtype", "eos_token_id",
+        "hidden_dropout", "id2label",
         "initializer_range", "is_encoder_decoder", "label2id", "mamba_ssm_dtype",
         "max_window_layers", "model_type", "mtp_num_hidden_layers",
         "mtp_use_dedicated_embeddings", "num_nextn_predict_layers", "output_attentions",
         "output_hidden_states", "output_router_logits", "pad_token_id", "pretraining_tp",
+        "quantization_config",
         "return_dict", "router_aux_loss_coef", "router_jitter_noise", "tokenizer_class",
         "torch_dtype", "transformers_version", "unsloth_fixed", "unsloth_version", "use_cache",
         "use_mtp",
@@ -130,12 +132,6 @@ class Fields:
             for key, value in self._table.items()
             if value and key not in self._read and key not in _NO_PART and key not in ignored
         ]
-        if "quantization_config" in left:
-            raise CheckpointError(
-                f"{self._where}: the weights are quantised",
-                expected="float32, bfloat16 or float16 weights",
-                fix="use the bfloat16 release of this model",
-            )
         if left:
             raise CheckpointError(
                 f"{self._where}: {left[0]} = {self._table[left[0]]!r} is not known here",

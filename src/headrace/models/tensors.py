@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from headrace.formats.float import decode
+from headrace.formats.packed import Packed, Weight, code_of, decode
 from headrace.models.spec import Moe
 from headrace.ops.table import Activation, ExpertRows, Linear
 from headrace.weights.views import Tensors
@@ -25,7 +25,7 @@ class Scope:
     def within(self, prefix: str) -> Scope:
         return Scope(self.tensors, f"{self.prefix}{prefix}.")
 
-    def matrix(self, name: str) -> Tensor:
+    def matrix(self, name: str) -> Weight:
         """As stored."""
         (tensor,) = self.tensors[self.prefix + name]
         return tensor
@@ -37,20 +37,17 @@ class Scope:
     def linear(self, *names: str, bias: bool = False, exact: bool = False) -> Linear:
         """One map whose outputs are those of the named ones side by side."""
         parts = [self.matrix(name) for name in names]
-        if len({p.dtype for p in parts}) > 1:
-            parts = [decode(p) for p in parts]
         joined = torch.cat([self.vector(f"{name}.bias") for name in names]) if bias else None
         return Linear(tuple(parts), joined, exact)
 
     def mlp(self, stem: str, activation: Activation) -> ExpertRows:
         """A dense gated block as a single expert."""
-        rows = [[self.matrix(f"{stem}.{kind}")] for kind in KINDS]
-        gate, up, down = _one_dtype(rows)
+        gate, up, down = ([self.matrix(f"{stem}.{kind}")] for kind in KINDS)
         return ExpertRows(gate, up, down, activation)
 
     def experts(self, moe: Moe) -> ExpertRows:
         """The routed experts of this layer."""
-        gate, up, down = _one_dtype([self._stack(f"experts.{kind}") for kind in KINDS])
+        gate, up, down = (_one_format(self._stack(f"experts.{kind}")) for kind in KINDS)
         return replace(self.frame(moe), gate=gate, up=up, down=down)
 
     def frame(self, moe: Moe) -> ExpertRows:
@@ -65,15 +62,19 @@ class Scope:
             (), (), (), moe.activation, gate_bias, up_bias, down_bias, moe.alpha, moe.limit
         )
 
-    def _stack(self, name: str) -> list[Tensor]:
+    def _stack(self, name: str) -> list[Weight]:
         """One tensor per expert, whether the file stores them together or apart."""
         pieces = self.tensors[self.prefix + name]
-        together = pieces[0].dim() == (2 if name.endswith(".bias") else 3)
-        return list(pieces[0].unbind(0)) if together else list(pieces)
+        first = pieces[0]
+        if isinstance(first, Packed) or first.dim() != (2 if name.endswith(".bias") else 3):
+            return list(pieces)
+        return list(first.unbind(0))
 
 
-def _one_dtype(rows: list[list[Tensor]]) -> list[list[Tensor]]:
-    """Kernels read one format a layer; a mixed layer is widened to float32."""
-    if len({t.dtype for group in rows for t in group}) == 1:
-        return rows
-    return [[decode(t) for t in group] for group in rows]
+def _one_format(experts: list[Weight]) -> list[Weight]:
+    """Kernels read one format of each kind; where experts differ in it, they are widened to
+    float32.
+    """
+    if len({code_of(w) for w in experts}) == 1:
+        return experts
+    return [decode(w) for w in experts]

@@ -11,6 +11,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from headrace.device.clock import VirtualClock
+from headrace.formats.packed import nbytes_of
 from headrace.ops.spans import Spans
 from headrace.ops.table import ExpertRows, Linear, Ops, Routing
 
@@ -21,7 +22,7 @@ def charged(ops: Ops, clock: VirtualClock) -> Ops:
 
     def linear(x_TK: Tensor, w: Linear) -> Tensor:
         weights = w.rows * w.columns
-        nbytes = weights * w.parts[0].element_size() + x_TK.numel() * 4
+        nbytes = sum(nbytes_of(part) for part in w.parts) + x_TK.numel() * 4
         kernel(nbytes, 2 * x_TK.shape[0] * weights)
         return ops.linear(x_TK, w)
 
@@ -61,4 +62,5 @@ def _expert_work(ids_TX: Tensor, rows: ExpertRows) -> tuple[int, int]:
     ids = [e for e in ids_TX.flatten().tolist() if e >= 0]
     gate = rows.gate[0]
     weights = 3 * gate.shape[0] * gate.shape[1]
-    return len(set(ids)) * weights * gate.element_size(), 2 * len(ids) * weights
+    nbytes = sum(nbytes_of(kind[0]) for kind in (rows.gate, rows.up, rows.down))
+    return len(set(ids)) * nbytes, 2 * len(ids) * weights

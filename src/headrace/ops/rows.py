@@ -9,6 +9,9 @@ from typing import overload
 import torch
 from torch import Tensor
 
+from headrace.formats.format import Format
+from headrace.formats.packed import Packed, Weight
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -18,6 +21,7 @@ class Part:
     shape: tuple[int, ...]
     strides: tuple[int, ...]  # elements
     dtype: torch.dtype
+    packed: tuple[Format, int, int] | None = None  # a matrix of so many rows and columns
 
     @property
     def nbytes(self) -> int:
@@ -26,7 +30,7 @@ class Part:
         return (last + 1) * self.dtype.itemsize
 
 
-class Spread(Sequence[Tensor]):
+class Spread(Sequence[Weight]):
     """`part` of each of `count` slots, `step` bytes apart; views are made when asked for."""
 
     def __init__(self, memory: Tensor, part: Part, count: int, step: int) -> None:
@@ -36,10 +40,10 @@ class Spread(Sequence[Tensor]):
         return self._count
 
     @overload
-    def __getitem__(self, at: int) -> Tensor: ...
+    def __getitem__(self, at: int) -> Weight: ...
     @overload
-    def __getitem__(self, at: slice) -> Sequence[Tensor]: ...
-    def __getitem__(self, at: int | slice) -> Tensor | Sequence[Tensor]:
+    def __getitem__(self, at: slice) -> Sequence[Weight]: ...
+    def __getitem__(self, at: int | slice) -> Weight | Sequence[Weight]:
         if isinstance(at, slice):
             return [self[i] for i in range(*at.indices(self._count))]
         if not 0 <= at < self._count:
@@ -47,7 +51,8 @@ class Spread(Sequence[Tensor]):
         part = self.part
         start = at * self._step + part.offset
         flat = self._memory[start : start + part.nbytes].view(part.dtype)
-        return flat.as_strided(part.shape, part.strides)
+        view = flat.as_strided(part.shape, part.strides)
+        return view if part.packed is None else Packed(*part.packed, view)
 
     def addresses(self) -> list[int]:
         """Of each tensor, without making it."""

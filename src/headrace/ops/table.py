@@ -18,6 +18,7 @@ from headrace.planning.policies import Fade
 if TYPE_CHECKING:  # specs name these types before torch is loaded
     from torch import Tensor
 
+    from headrace.formats.packed import Weight
     from headrace.ops.spans import Spans
 
 
@@ -39,13 +40,13 @@ class Score(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """Weights of one linear map in one or more parts [N_i, K] that share dtype and K; y is their
-    concatenation.
+    """Weights of one linear map in one or more parts [N_i, K], each of a format of its own; y is
+    their concatenation.
 
     `exact`: inputs are never rounded, whatever the device would rather do (router logits).
     """
 
-    parts: tuple[Tensor, ...]
+    parts: tuple[Weight, ...]
     bias_N: Tensor | None = None  # float32
     exact: bool = False
 
@@ -61,12 +62,13 @@ class Linear:
 @dataclass(frozen=True, slots=True)
 class ExpertRows:
     """The experts of one layer where they lie. gate[e], up[e]: [F, D]; down[e]: [D, F]; any row
-    stride, unit column stride. Biases are float32 or absent altogether.
+    stride, unit column stride; gate, up and down may differ in format. Biases are float32 or absent
+    altogether.
     """
 
-    gate: Sequence[Tensor]
-    up: Sequence[Tensor]
-    down: Sequence[Tensor]
+    gate: Sequence[Weight]
+    up: Sequence[Weight]
+    down: Sequence[Weight]
     activation: Activation
     gate_bias: Sequence[Tensor] = ()
     up_bias: Sequence[Tensor] = ()
@@ -184,8 +186,8 @@ class ClampOp(Protocol):
 
 
 class LookupOp(Protocol):
-    def __call__(self, table_VD: Tensor, ids_N: Tensor) -> Tensor:
-        """Rows of a table of any float format, as float32 [N, D]; ids are int64."""
+    def __call__(self, table_VD: Weight, ids_N: Tensor) -> Tensor:
+        """Rows of a table of any format, as float32 [N, D]; ids are int64."""
         ...
 
 

@@ -16,20 +16,14 @@ from headrace import _native
 from headrace.errors import CheckpointError
 from headrace.weights.arena import Arena
 from headrace.weights.checkpoint import StoredTensor
+from headrace.weights.packing import Place, Staged, batches
+from headrace.weights.pieces import PackedPiece
 from headrace.weights.plan import WeightPlan
 
 PAGE = 4096
 DEPTH, PIECE_BYTES = 8, 2 << 20  # of reads at once; 1 to 4 MiB and 8 to 16 reads are all as fast
 SMALL_BYTES = 1 << 20  # below it, an arena of its own saves less than it costs
 Progress = Callable[[int, int], None]  # done bytes, total bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a stored tensor lies in memory."""
-
-    arena: Arena
-    offset: int
 
 
 @dataclass(slots=True)
@@ -74,10 +68,12 @@ class Reading:
     def __init__(self, plan: WeightPlan) -> None:
         self.total_bytes = plan.total_bytes
         self._places: dict[str, Place] = {}
-        self._error: OSError | ValueError | None = None
+        self._packed: dict[int, Place] = {}
+        self._plan = plan
+        self._error: OSError | ValueError | CheckpointError | None = None
         self._cancelled = False
         self._done_bytes = 0
-        self._reader: _native.FileReader | None = None
+        self._readers: list[_native.FileReader] = []
         work = [(block.file, self._allocate(block)) for block in _blocks(plan)]
         self._thread = threading.Thread(
             target=self._read, args=(work,), name="weights", daemon=True
@@ -86,8 +82,8 @@ class Reading:
 
     @property
     def done_bytes(self) -> int:
-        reader = self._reader
-        return min(self._done_bytes + (reader.done_bytes if reader else 0), self.total_bytes)
+        reading = sum(reader.done_bytes for reader in self._readers)
+        return min(self._done_bytes + reading, self.total_bytes)
 
     def wait(self, progress: Progress | None = None) -> None:
         """Returns when all is in memory. Raises CheckpointError where a file fell short or was
@@ -97,6 +93,8 @@ class Reading:
             self._thread.join(0.05 if progress else None)
             if progress:
                 progress(self.done_bytes, self.total_bytes)
+        if isinstance(self._error, CheckpointError):
+            raise self._error
         if self._error is not None:
             raise CheckpointError(
                 f"reading weights failed: {self._error}",
@@ -111,14 +109,17 @@ class Reading:
     def cancel(self) -> None:
         """Stops soon; `wait` then raises."""
         self._cancelled = True
-        reader = self._reader
-        if reader is not None:
+        for reader in list(self._readers):
             reader.cancel()
         self._thread.join()
 
     def take(self, stored: str) -> Place:
         """Hands a tensor's place over; its arena lives on in the views made of it."""
         return self._places.pop(stored)
+
+    def take_packed(self, piece: PackedPiece) -> Place:
+        """The same for the tiles of a quantised piece of the plan."""
+        return self._packed.pop(id(piece))
 
     def _allocate(self, block: _Block) -> list[tuple[int, int, int]]:
         arena = Arena(max(block.cursor, PAGE))
@@ -131,12 +132,30 @@ class Reading:
             for file, ranges in work:
                 if self._cancelled:
                     return
-                self._reader = _native.FileReader(str(file), ranges, DEPTH, PIECE_BYTES)
-                self._reader.wait()
-                self._done_bytes += self._reader.done_bytes
-                self._reader = None
-        except (OSError, ValueError) as error:  # ValueError: shorter than its table says
-            self._error = error
+                self._readers = [_native.FileReader(str(file), ranges, DEPTH, PIECE_BYTES)]
+                self._readers[0].wait()
+                self._done_bytes += self._readers[0].done_bytes
+                self._readers = []
+            self._pack()
+        except (OSError, ValueError, CheckpointError) as error:
+            self._error = error  # ValueError: shorter than its table says
+
+    def _pack(self) -> None:
+        """The next batch is read while this one is packed."""
+
+        def place(piece: PackedPiece, at: Place) -> None:
+            self._packed[id(piece)] = at
+
+        coming: Staged | None = None
+        for batch in (*batches(self._plan.packed), None):
+            now, coming = coming, None
+            if batch is not None and not self._cancelled:
+                coming = Staged(batch)
+            self._readers = [r for s in (now, coming) if s for r in s.readers]
+            if now is not None:
+                done = now.pack(place)
+                self._readers = list(coming.readers) if coming else []
+                self._done_bytes += done
 
 
 def _blocks(plan: WeightPlan) -> list[_Block]:

@@ -6,54 +6,98 @@ needless, before the first byte of weights is read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import CheckpointError
+from headrace.formats.format import Format
 from headrace.weights.checkpoint import Checkpoint, StoredTensor
-from headrace.weights.names import NameMap, View, views_of
+from headrace.weights.names import NameMap, Placed, View, views_of
+from headrace.weights.pieces import AnyPiece, PackedPiece, Piece, Slice
+from headrace.weights.quantised import Quantised, cut, quantisation_of, recipe_for, split_stored
 
 Needs = Mapping[str, tuple[int, ...]]  # canonical name -> shape
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A stored tensor, or a strided part of it."""
-
-    stored: StoredTensor
-    view: View
-
-    @property
-    def in_place(self) -> bool:
-        """False where it must be copied once: rows that are not contiguous, or elements off their
-        alignment.
-        """
-        aligned = self.stored.offset % self.stored.format.element_bytes == 0
-        return aligned and self.view.rows_in_place
 
 
 @dataclass(frozen=True, slots=True)
 class WeightPlan:
     """`pieces`: canonical name -> the tensor in one piece, or one piece per expert in order."""
 
-    pieces: Mapping[str, tuple[Piece, ...]]
-    stored: tuple[StoredTensor, ...]  # by file and offset
+    pieces: Mapping[str, tuple[AnyPiece, ...]]
+    stored: tuple[StoredTensor, ...]  # read as they are, by file and offset
     copied: frozenset[str]  # stored names of which at least one piece must be copied
 
     @property
     def total_bytes(self) -> int:
-        return sum(t.nbytes for t in self.stored)
+        """Of the files."""
+        return sum(t.nbytes for t in self.stored) + sum(part.nbytes for part in self.parts)
+
+    @property
+    def parts(self) -> tuple[Slice, ...]:
+        """Of quantised matrices, each once."""
+        seen: dict[tuple[object, int], Slice] = {}
+        for piece in self.packed:
+            seen |= {(part.file, part.offset): part for part in piece.parts.values()}
+        return tuple(seen.values())
+
+    @property
+    def packed(self) -> tuple[PackedPiece, ...]:
+        """Pieces that are packed while they are read."""
+        return tuple(
+            piece
+            for group in self.pieces.values()
+            for piece in group
+            if isinstance(piece, PackedPiece)
+        )
 
     def nbytes(self, name: str) -> int:
-        """Bytes of a canonical tensor."""
-        total = 0
-        for piece in self.pieces[name]:
-            count = 1
-            for n in piece.view.shape:
-                count *= n
-            total += count * piece.stored.format.element_bytes
-        return total
+        """Bytes of a canonical tensor in memory."""
+        return sum(piece.nbytes for piece in self.pieces[name])
+
+    def bytes_by_format(self) -> Counter[str]:
+        """Name of a format -> bytes in memory."""
+        weighed: Counter[str] = Counter()
+        for group in self.pieces.values():
+            for piece in group:
+                weighed[piece.format.name] += piece.nbytes
+        return weighed
+
+
+class _Found:
+    """Pieces under their canonical names, as they turn up."""
+
+    def __init__(self, needs: Needs) -> None:
+        self.needs = needs
+        self.whole: dict[str, tuple[AnyPiece, ...]] = {}
+        self.single: dict[str, dict[int, AnyPiece]] = {}
+        self.used: dict[str, StoredTensor] = {}
+
+    def put(self, name: str, expert: int | None, pieces: Sequence[AnyPiece], by: str) -> None:
+        """`pieces`: the tensor, or a matrix for each of a stack; `by`: a file and a stored name."""
+        stacked = len(self.needs[name]) == 3 and expert is None
+        shape = pieces[0].shape
+        if stacked and isinstance(pieces[0], PackedPiece):
+            shape = (len(pieces), *shape)
+        wanted = self.needs[name] if expert is None else self.needs[name][1:]
+        if shape != wanted:
+            raise CheckpointError(
+                by,
+                expected=f"{list(wanted)} after layout, found {list(shape)}",
+                fix="check that config and weights belong together",
+            )
+        known = name in self.whole if expert is None else expert in self.single.get(name, {})
+        if known:
+            raise CheckpointError(
+                f"{by} and is {name}, as another tensor is",
+                expected="only one of them: they are the same tensor",
+            )
+        if expert is None:
+            self.whole[name] = tuple(pieces)
+        else:
+            (piece,) = pieces
+            self.single.setdefault(name, {})[expert] = piece
 
 
 def plan_weights(
@@ -64,31 +108,29 @@ def plan_weights(
 
     Raises CheckpointError on a missing, unexpected or misshapen tensor.
     """
-    whole: dict[str, Piece] = {}
-    single: dict[str, dict[int, Piece]] = {}
-    used: dict[str, StoredTensor] = {}
+    found = _Found(needs)
     unexpected: list[str] = []
-    for stored in checkpoint.tensors.values():
-        if names.skips(stored.name):
-            continue
-        placed = names.place(stored.name)
+    alone, quantised = split_stored(checkpoint)
+
+    def place(name: str) -> Placed | None:
+        """Where a needed tensor goes; None where it is skipped, spare or unexpected."""
+        if names.skips(name):
+            return None
+        placed = names.place(name)
         if placed is not None and spare.issuperset(placed.names):
-            continue
+            return None
         if placed is None or not all(n in needs for n in placed.names):
-            unexpected.append(stored.name)
-            continue
-        views = views_of(stored.shape, placed.layouts)
-        if views is None or len(views) != len(placed.names):
-            raise _misshapen(stored, "more axes")
-        used[stored.name] = stored
-        for name, view in zip(placed.names, views, strict=True):
-            piece = Piece(stored, view)
-            if placed.expert is None:
-                _check_shape(piece, needs[name])
-                _put_once(whole, name, piece)
-            else:
-                _check_shape(piece, needs[name][1:])
-                _put_once(single.setdefault(name, {}), placed.expert, piece)
+            unexpected.append(name)
+            return None
+        return placed
+
+    for stored in alone:
+        if placed := place(stored.name):
+            _put_stored(found, stored, placed)
+    config = quantisation_of(checkpoint)
+    for of in quantised:
+        if placed := place(of.name):
+            _put_quantised(found, of, placed, config)
     if unexpected:
         raise CheckpointError(
             f"{checkpoint.path}: {len(unexpected)} tensors that this architecture does not have: "
@@ -96,23 +138,58 @@ def plan_weights(
             expected="the layout its config.json describes",
             fix="check that config and weights belong together",
         )
-    pieces = _complete(checkpoint, needs, whole, single)
-    copied = {p.stored.name for group in pieces.values() for p in group if not p.in_place}
-    ordered = sorted(used.values(), key=lambda t: (t.file, t.offset))
+    pieces = _complete(checkpoint, needs, found.whole, found.single)
+    copied = {
+        p.stored.name
+        for group in pieces.values()
+        for p in group
+        if isinstance(p, Piece) and not p.in_place
+    }
+    ordered = sorted(found.used.values(), key=lambda t: (t.file, t.offset))
     return WeightPlan(pieces, tuple(ordered), frozenset(copied))
+
+
+def _put_stored(found: _Found, stored: StoredTensor, placed: Placed) -> None:
+    views = views_of(stored.shape, placed.layouts)
+    if views is None or len(views) != len(placed.names):
+        raise _misshapen(stored, "more axes")
+    form = stored.format  # an unknown dtype is an error here, before anything is read
+    found.used[stored.name] = stored
+    for name, view in zip(placed.names, views, strict=True):
+        if form.packed and not _whole_rows(view, form):
+            raise _misshapen(stored, f"whole rows of a multiple of {form.multiple} columns")
+        by = f"{stored.file}: tensor {stored.name!r} has shape {list(stored.shape)}"
+        found.put(name, placed.expert, [Piece(stored, view)], by)
+
+
+def _put_quantised(found: _Found, of: Quantised, placed: Placed, config: Mapping[str, Any]) -> None:
+    recipe = recipe_for(of, config)
+    views = cut(of, recipe, placed.layouts)
+    if views is None or len(views) != len(placed.names):
+        raise _misshapen(of.one, "more axes")
+    by = f"{of.one.file}: {of.name!r} has shape {list(recipe.shape)}"
+    for name, pieces in zip(placed.names, views, strict=True):
+        found.put(name, placed.expert, pieces, by)
+
+
+def _whole_rows(view: View, form: Format) -> bool:
+    """Tiles are not cut: every row is whole, and where the file has it."""
+    columns = view.shape[-1]
+    whole = view.strides[-1] == 1 and columns % form.multiple == 0
+    return whole and all(n % columns == 0 for n in (*view.strides[:-1], view.start))
 
 
 def _complete(
     checkpoint: Checkpoint,
     needs: Needs,
-    whole: Mapping[str, Piece],
-    single: Mapping[str, Mapping[int, Piece]],
-) -> dict[str, tuple[Piece, ...]]:
-    pieces: dict[str, tuple[Piece, ...]] = {}
+    whole: Mapping[str, tuple[AnyPiece, ...]],
+    single: Mapping[str, Mapping[int, AnyPiece]],
+) -> dict[str, tuple[AnyPiece, ...]]:
+    pieces: dict[str, tuple[AnyPiece, ...]] = {}
     missing: list[str] = []
     for name, shape in needs.items():
         if name in whole:
-            pieces[name] = (whole[name],)
+            pieces[name] = whole[name]
         elif name in single:
             experts = single[name]
             missing += [f"{name}[{e}]" for e in range(shape[0]) if e not in experts]
@@ -133,23 +210,6 @@ def _complete(
             fix="download the whole model again",
         )
     return pieces
-
-
-def _put_once(table: dict[Any, Piece], key: object, piece: Piece) -> None:
-    if key in table:
-        raise CheckpointError(
-            f"{piece.stored.file}: {piece.stored.name!r} and {table[key].stored.name!r}",
-            expected="only one of them: they are the same tensor",
-        )
-    table[key] = piece
-
-
-def _check_shape(piece: Piece, shape: tuple[int, ...]) -> None:
-    if piece.view.shape != shape:
-        raise _misshapen(
-            piece.stored, f"{list(shape)} after layout, found {list(piece.view.shape)}"
-        )
-    _ = piece.stored.format  # an unknown dtype is an error here, before anything is read
 
 
 def _misshapen(stored: StoredTensor, expected: str) -> CheckpointError:

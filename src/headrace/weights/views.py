@@ -10,40 +10,72 @@ import torch
 from torch import Tensor
 
 from headrace.formats.float import DTYPES
+from headrace.formats.packed import Packed, Weight
 from headrace.weights.arena import Arena
 from headrace.weights.loader import SMALL_BYTES, Reading
-from headrace.weights.plan import Piece, WeightPlan
+from headrace.weights.pieces import AnyPiece, PackedPiece, Piece
+from headrace.weights.plan import WeightPlan
 
-Tensors = Mapping[str, tuple[Tensor, ...]]  # canonical name -> whole, or one per expert
+Tensors = Mapping[str, tuple[Weight, ...]]  # canonical name -> whole, or one per expert
 
 
 def tensors_of(plan: WeightPlan, reading: Reading) -> Tensors:
     """All tensors of a plan whose bytes have been read (`reading.wait()` has returned)."""
-    users: dict[str, list[tuple[str, int]]] = {}
+    users: dict[str, list[tuple[str, int, Piece]]] = {}
+    made: dict[tuple[str, int], list[Weight]] = {}
     for name, pieces in plan.pieces.items():
         for at, piece in enumerate(pieces):
-            users.setdefault(piece.stored.name, []).append((name, at))
-    made: dict[tuple[str, int], Tensor] = {}
+            if isinstance(piece, PackedPiece):
+                made[name, at] = [_tiles(piece, reading)]
+            else:
+                users.setdefault(piece.stored.name, []).append((name, at, piece))
     # Source by source, so that the memory of one that is copied is returned before the next copy is
     # made.
     for stored in plan.stored:
-        base = _base(plan.pieces, users[stored.name], reading)
-        for name, at in users[stored.name]:
-            piece = plan.pieces[name][at]
-            view = base.as_strided(piece.view.shape, piece.view.strides, piece.view.start)
-            made[name, at] = view if piece.in_place else _copy(view)
-    return {
-        name: tuple(made[name, at] for at in range(len(pieces)))
-        for name, pieces in plan.pieces.items()
-    }
+        base = _base(users[stored.name][0][2], reading)
+        for name, at, piece in users[stored.name]:
+            made[name, at] = _rows(base, piece) if piece.format.packed else [_view(base, piece)]
+    return {name: _joined(name, pieces, made) for name, pieces in plan.pieces.items()}
 
 
-def _base(
-    pieces: Mapping[str, tuple[Piece, ...]], users: list[tuple[str, int]], reading: Reading
-) -> Tensor:
-    """The stored tensor, flat."""
-    stored = pieces[users[0][0]][users[0][1]].stored
-    dtype = DTYPES[stored.format]
+def _joined(
+    name: str, pieces: tuple[AnyPiece, ...], made: Mapping[tuple[str, int], list[Weight]]
+) -> tuple[Weight, ...]:
+    return tuple(weight for at in range(len(pieces)) for weight in made[name, at])
+
+
+def _tiles(piece: PackedPiece, reading: Reading) -> Packed:
+    place = reading.take_packed(piece)
+    flat = torch.frombuffer(place.arena.buffer(place.offset, piece.nbytes), dtype=torch.uint8)
+    return Packed(piece.format, piece.count, piece.columns, flat.view(_tile_shape(piece)))
+
+
+def _tile_shape(piece: PackedPiece) -> tuple[int, int]:
+    return piece.format.tiles(piece.count), piece.format.tile_nbytes(piece.columns)
+
+
+def _view(base: Tensor, piece: Piece) -> Tensor:
+    view = base.as_strided(piece.view.shape, piece.view.strides, piece.view.start)
+    return view if piece.in_place else _copy(view)
+
+
+def _rows(base: Tensor, piece: Piece) -> list[Weight]:
+    """Packed rows where they lie: a matrix, or one for each of a stack."""
+    *lead, rows, columns = piece.view.shape
+    nbytes = piece.format.tile_nbytes(columns)
+    *apart, step, _ = (n // columns * nbytes for n in piece.view.strides)
+    start = piece.view.start // columns * nbytes
+    firsts = [start + e * apart[0] for e in range(lead[0])] if lead else [start]
+    return [
+        Packed(piece.format, rows, columns, base.as_strided((rows, nbytes), (step, 1), first))
+        for first in firsts
+    ]
+
+
+def _base(piece: Piece, reading: Reading) -> Tensor:
+    """The stored tensor, flat; bytes where it is packed."""
+    stored = piece.stored
+    dtype = torch.uint8 if stored.format.packed else DTYPES[stored.format]
     if stored.nbytes == 0:
         return torch.empty(0, dtype=dtype)
     place = reading.take(stored.name)

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import save_file
 
 from headrace.formats.float import CODES, DTYPES, decode, encode
-from headrace.formats.format import BFLOAT16, BY_TAG, FLOAT16, FORMATS, Format
+from headrace.formats.format import BFLOAT16, BY_TAG, FLOAT16, FLOATS, Format
 from headrace.weights.safetensors import read_table
 
 
-@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("format_", FLOATS)
 def test_tags_codes_and_sizes(format_: Format, tmp_path: Path) -> None:
     dtype = DTYPES[format_]
     save_file({"x": torch.zeros(3, dtype=dtype)}, tmp_path / "x.safetensors")

@@ -261,14 +261,6 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {**MIXTRAL, "rope_scaling": {"type": "longrope"}},
         ("rope_scaling: type = 'longrope'", "default, linear, llama3, yarn"),
     ),
-    "quantised": (
-        {**GPT_OSS, "quantization_config": {"quant_method": "mxfp4"}},
-        ("the weights are quantised", "bfloat16 release"),
-    ),
-    "quantised in a wrapper": (
-        {**QWEN35, "quantization_config": {"quant_method": "fp8"}},
-        ("the weights are quantised",),
-    ),
     "activation": ({**MIXTRAL, "hidden_act": "relu2"}, ("hidden_act = 'relu2'", "silu")),
     "missing size": (
         {k: v for k, v in MIXTRAL.items() if k != "hidden_size"},

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from headrace._native import Pool
-from headrace.formats.float import CODES
+from headrace.formats.packed import Packed, Weight, code_of, stride_bytes
 
 
 class NativeLookup:
@@ -15,19 +15,18 @@ class NativeLookup:
     def __init__(self, pool: Pool) -> None:
         self._run = pool.lookup
 
-    def __call__(self, table_VD: Tensor, ids_N: Tensor) -> Tensor:
-        assert table_VD.stride(1) == 1
+    def __call__(self, table_VD: Weight, ids_N: Tensor) -> Tensor:
+        assert isinstance(table_VD, Packed) or table_VD.stride(1) == 1
         assert ids_N.dtype == torch.int64
         rows, width = table_VD.shape
-        stride_bytes = table_VD.stride(0) * table_VD.element_size()
         count = ids_N.shape[0]
         y_ND = torch.empty(count, width)
         self._run(
             table_VD.data_ptr(),
-            CODES[table_VD.dtype],
+            code_of(table_VD),
             rows,
             width,
-            stride_bytes,
+            stride_bytes(table_VD),
             ids_N.data_ptr(),
             count,
             y_ND.data_ptr(),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headrace.formats.float import decode
+from headrace.formats.packed import Packed, Weight, decode
 
 
-def lookup(table_VD: Tensor, ids_N: Tensor) -> Tensor:
+def lookup(table_VD: Weight, ids_N: Tensor) -> Tensor:
     """Rows `ids_N` of the table, widened to float32, [N, D]."""
+    if isinstance(table_VD, Packed):
+        return decode(table_VD).index_select(0, ids_N)
     return decode(table_VD.index_select(0, ids_N))
 
 

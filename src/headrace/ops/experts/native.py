@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headrace._native import ExpertLayer, Pool
-from headrace.formats.float import CODES
+from headrace.formats.packed import Weight, bytes_of, code_of, stride_bytes
 from headrace.ops.rows import Spread
 from headrace.ops.table import ExpertRows, Routing
 
@@ -112,18 +112,19 @@ def expert_layer(rows: ExpertRows) -> ExpertLayer:
     gate, up, down = rows.gate[0], rows.up[0], rows.down[0]
     for group in (rows.gate, rows.up, rows.down):
         one = group[:1] if isinstance(group, Spread) else group  # slots are all alike
-        assert all(t.stride() == one[0].stride() and t.stride(1) == 1 for t in one)
+        assert len({(code_of(w), bytes_of(w).stride()) for w in one}) == 1
+        assert bytes_of(one[0]).stride(1) == 1
     return ExpertLayer(
-        format=CODES[gate.dtype],
+        formats=(code_of(gate), code_of(up), code_of(down)),
         hidden=gate.shape[1],
         width=gate.shape[0],
         activation=int(rows.activation),
         gate=_addresses(rows.gate),
         up=_addresses(rows.up),
         down=_addresses(rows.down),
-        gate_stride_bytes=gate.stride(0) * gate.element_size(),
-        up_stride_bytes=up.stride(0) * up.element_size(),
-        down_stride_bytes=down.stride(0) * down.element_size(),
+        gate_stride_bytes=stride_bytes(gate),
+        up_stride_bytes=stride_bytes(up),
+        down_stride_bytes=stride_bytes(down),
         gate_bias=_addresses(rows.gate_bias),
         up_bias=_addresses(rows.up_bias),
         down_bias=_addresses(rows.down_bias),
@@ -132,5 +133,5 @@ def expert_layer(rows: ExpertRows) -> ExpertLayer:
     )
 
 
-def _addresses(tensors: Sequence[Tensor]) -> list[int]:
+def _addresses(tensors: Sequence[Weight]) -> list[int]:
     return tensors.addresses() if isinstance(tensors, Spread) else [t.data_ptr() for t in tensors]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headrace.formats.float import decode
+from headrace.formats.packed import decode
 from headrace.ops.table import Activation, ExpertRows, Routing
 
 

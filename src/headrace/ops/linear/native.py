@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headrace._native import Matrix, Pool
-from headrace.formats.float import CODES
+from headrace.formats.packed import Packed, code_of, stride_bytes
 from headrace.ops.table import Linear
 
 
@@ -36,12 +36,9 @@ class NativeLinear:
         return y_TN
 
     def _prepare(self, w: Linear) -> _Prepared:
-        first = w.parts[0]
-        stride = first.stride(0) * first.element_size()
-        assert all(p.stride(1) == 1 and p.stride(0) == first.stride(0) for p in w.parts)
-        assert all(p.dtype == first.dtype for p in w.parts)
-        parts = [(p.data_ptr(), int(p.shape[0])) for p in w.parts]
-        matrix = Matrix(parts, w.columns, stride, CODES[first.dtype])
+        assert all(isinstance(p, Packed) or p.stride(1) == 1 for p in w.parts)
+        parts = [(p.data_ptr(), int(p.shape[0]), stride_bytes(p), code_of(p)) for p in w.parts]
+        matrix = Matrix(parts, w.columns)
         bias = 0 if w.bias_N is None else w.bias_N.data_ptr()
         ready = _Prepared(w, matrix, bias, w.rows, self._exact or w.exact)
         self._prepared[id(w)] = ready

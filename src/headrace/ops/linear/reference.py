@@ -1,11 +1,11 @@
-"""y = x W^T + bias in plain PyTorch; weights of any float format are widened exactly."""
+"""y = x W^T + bias in plain PyTorch; weights of any format are widened exactly."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from headrace.formats.float import decode
+from headrace.formats.packed import decode
 from headrace.ops.table import Linear
 
 

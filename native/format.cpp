@@ -1,0 +1,86 @@
+#include "format.hpp"
+
+namespace headrace {
+namespace {
+
+// Bytes of a ggml block, and its columns; 0 where the kind is none.
+struct GgmlBlock {
+    int columns;
+    std::size_t nbytes;
+};
+
+GgmlBlock ggml_block(int kind) {
+    switch (kind) {
+        case kQ4_0:
+        case kIQ4_NL:
+            return {32, 18};
+        case kQ5_0:
+            return {32, 22};
+        case kQ8_0:
+            return {32, 34};
+        case kQ2_K:
+            return {256, 84};
+        case kQ3_K:
+            return {256, 110};
+        case kQ4_K:
+            return {256, 144};
+        case kQ5_K:
+            return {256, 176};
+        case kQ6_K:
+            return {256, 210};
+        case kIQ4_XS:
+            return {256, 136};
+        case kGgmlMXFP4:
+            return {32, 17};
+        default:
+            return {0, 0};
+    }
+}
+
+// What `columns` must be a multiple of.
+int multiple_of(int format) {
+    const int kind = kind_of(format);
+    if (kind < kMXFP8) return 1;
+    const GgmlBlock block = ggml_block(kind);
+    return block.columns > 0 ? block.columns : group_of(format);
+}
+
+}  // namespace
+
+std::string format_fault(int format, std::int64_t columns) {
+    const int kind = kind_of(format), group = group_of(format);
+    if (format < 0 || kind >= kFormats) return "format " + std::to_string(format);
+    const bool grouped = kind > kFP8Row && kind < kQ4_0;
+    if (kind == kFP8Block ? group == 0 : grouped && (group % 16 != 0 || group == 0))
+        return "a group of " + std::to_string(group);
+    const int multiple = multiple_of(format);
+    if (columns <= 0 || columns > 1 << 28 || columns % multiple != 0)
+        return std::to_string(columns) + " columns; expected a multiple of " +
+               std::to_string(multiple);
+    return "";
+}
+
+std::size_t tile_nbytes(int format, std::int64_t columns) {
+    const int kind = kind_of(format);
+    const auto n = static_cast<std::size_t>(columns);
+    if (kind < kFloats) return n * format_nbytes(format);
+    const GgmlBlock block = ggml_block(kind);
+    if (block.columns > 0) return n / static_cast<std::size_t>(block.columns) * block.nbytes;
+    if (kind == kFP8Row) return sizeof(float) + n;
+    const auto group = static_cast<std::size_t>(group_of(format));
+    const std::size_t groups = (n + group - 1) / group;
+    switch (kind) {
+        case kFP8Block:
+            return groups * sizeof(float) + static_cast<std::size_t>(tile_rows(format)) * n;
+        case kMXFP8:
+            return groups + n;
+        case kMXFP4:
+            return groups + n / 2;
+        case kNVFP4:
+            return sizeof(float) + groups + n / 2;
+        default:
+            return groups * (has_zeros(format) ? 3 : 2) + n / 2;
+    }
+}
+
+}  // namespace headrace

@@ -1,0 +1,63 @@
+// How weights of every number format lie in memory: as tiles of whole rows, scales among them.
+//
+// A format is a word: its kind, above it the columns that share a scale, and a flag for zero
+// points. headrace/formats/format.py makes these words; both compute the same sizes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace headrace {
+
+enum Format : int {
+    kF32 = 0,
+    kBF16,
+    kF16,
+    kFloats,              // below: rows of plain floats
+    kFP8Block = kFloats,  // tile of 8 rows: float32 scale per group; then rows of E4M3
+    kFP8Row,              // float32 scale; E4M3
+    kMXFP8,               // E8M0 per group; E4M3
+    kMXFP4,               // E8M0 per group; E2M1, even column in the low nibble
+    kNVFP4,               // float32 scale; E4M3 per group; E2M1 likewise
+    kInt4F16,             // float16 per group; zero points (a byte each) if any; nibbles likewise
+    kInt4BF16,            // the same with bfloat16
+    kQ4_0,                // from here on: ggml's own blocks, one after another
+    kQ5_0,
+    kQ8_0,
+    kQ2_K,
+    kQ3_K,
+    kQ4_K,
+    kQ5_K,
+    kQ6_K,
+    kIQ4_NL,
+    kIQ4_XS,
+    kGgmlMXFP4,
+    kFormats
+};
+
+inline constexpr int kind_of(int format) { return format & 0xff; }
+inline constexpr int group_of(int format) { return (format >> 8) & 0xffff; }
+inline constexpr bool has_zeros(int format) { return ((format >> 24) & 1) != 0; }
+inline constexpr int tile_rows(int format) { return kind_of(format) == kFP8Block ? 8 : 1; }
+
+inline constexpr std::size_t format_nbytes(int format) { return format == kF32 ? 4 : 2; }
+
+// "" where `columns` of this format can be, else what is wrong.
+std::string format_fault(int format, std::int64_t columns);
+// Bytes of a tile of `columns`, without what may lie between tiles.
+std::size_t tile_nbytes(int format, std::int64_t columns);
+
+// Rows of one matrix where they lie.
+struct Tiles {
+    const std::byte* w;
+    std::size_t stride;  // bytes from one tile to the next
+    int columns;
+    int format;
+
+    const std::byte* tile(int row) const {
+        return w + static_cast<std::size_t>(row / tile_rows(format)) * stride;
+    }
+};
+
+}  // namespace headrace

@@ -1,0 +1,87 @@
+"""INT4: nibbles less a zero point, times a 16-bit scale a group, from three published layouts. No
+torch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headrace.formats.format import ZEROS_SHIFT, Format
+from headrace.formats.minifloat import pairs, unpaired
+from headrace.formats.recipe import Array, Parts, as_float32, raw
+
+_AWQ = (0, 4, 1, 5, 2, 6, 3, 7)  # place of each column's nibble in an int32
+
+
+def pack(parts: Parts, rows: slice, format_: Format, out: Array) -> None:
+    """compressed-tensors: eight columns an int32, the first lowest; zero points packed along
+    rows.
+    """
+    scale = parts["scale"]
+    zeros = _nibbles(parts["zeros"].T).T[: scale.shape[0]] if "zeros" in parts else None
+    _put(raw(parts["codes"][rows]), scale[rows], None if zeros is None else zeros[rows], out)
+
+
+def pack_awq(parts: Parts, rows: slice, format_: Format, out: Array) -> None:
+    """qweight [K, N/8], qzeros [G, N/8], scales [G, N]: nibbles of rows in AWQ's order."""
+    codes = _nibbles(parts["qweight"])[:, _of_eight(_AWQ, parts["scale"].shape[1])]
+    zeros = _nibbles(parts["zeros"])[:, _of_eight(_AWQ, parts["scale"].shape[1])]
+    _put(pairs(codes.T[rows]), parts["scale"].T[rows], zeros.T[rows], out)
+
+
+def pack_gptq(parts: Parts, rows: slice, format_: Format, out: Array) -> None:
+    """qweight [K/8, N], qzeros [G, N/8] less one, scales [G, N].
+
+    Raises ValueError where g_idx puts columns into an order of its own.
+    """
+    if "order" in parts:
+        columns = parts["order"].shape[0]
+        if not np.array_equal(parts["order"], np.arange(columns) // format_.group):
+            raise ValueError("g_idx is not in order; re-quantise without act-order")
+    codes = _nibbles(parts["qweight"].T)
+    zeros = _nibbles(parts["zeros"]) + 1
+    _put(pairs(codes[rows]), parts["scale"].T[rows], zeros.T[rows], out)
+
+
+def _put(codes: Array, scale: Array, zeros: Array | None, out: Array) -> None:
+    groups = scale.shape[1]
+    out[:, : 2 * groups] = raw(scale)
+    at = 2 * groups
+    if zeros is not None:
+        out[:, at : at + groups] = zeros
+        at += groups
+    out[:, at:] = codes
+
+
+def _nibbles(x: Array) -> Array:
+    """[M, W] int32 -> [M, 8W] codes, lowest first."""
+    return unpaired(raw(np.ascontiguousarray(x)).reshape(x.shape[0], -1))
+
+
+def _of_eight(order: tuple[int, ...], count: int) -> Array:
+    eight = np.arange(0, count, 8)[:, None]
+    index: Array = (eight + np.array(order)).reshape(-1)
+    return index
+
+
+def decode(tiles: Array, format_: Format, columns: int) -> Array:
+    """float32 [rows, columns]."""
+    groups = columns // format_.group
+    bits = raw(tiles[:, : 2 * groups]).view(np.uint16)
+    scale = as_float32(bits if format_.code & 255 == 9 else bits.view(np.float16))
+    zero: Array | int = 8
+    at = 2 * groups
+    if format_.code >> ZEROS_SHIFT & 1:
+        zero = tiles[:, at : at + groups].astype(np.float32).repeat(format_.group, 1)
+        at += groups
+    codes = unpaired(tiles[:, at:]).astype(np.float32)
+    values: Array = (codes - zero) * scale.repeat(format_.group, 1)
+    return values
+
+
+def encode(w: Array, group: int) -> dict[str, Array]:
+    """Symmetric, as compressed-tensors stores it, with float16 scales."""
+    split = w.reshape(w.shape[0], -1, group)
+    scale = np.maximum(np.abs(split).max(-1) / 7, 1e-7).astype(np.float16)
+    codes = np.rint(split / scale.astype(np.float32)[..., None]).clip(-8, 7) + 8
+    return {"codes": pairs(codes.reshape(w.shape).astype(np.uint8)).view("<i4"), "scale": scale}

@@ -1,0 +1,124 @@
+"""Quantised matrices packed while they are read: parts into bounded staging, tiles to where they
+stay. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from headrace import _native
+from headrace.errors import CheckpointError
+from headrace.formats.recipe import NUMPY, Array
+from headrace.weights.arena import Arena
+from headrace.weights.pieces import PackedPiece, Slice
+
+STAGING_BYTES = 64 << 20  # of one batch; two of them are on their way at once
+PAGE, ALIGN = 4096, 64
+Ranges = list[tuple[int, int, int]]  # file offset, bytes, address or place in an arena
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where bytes lie in memory."""
+
+    arena: Arena
+    offset: int
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Pieces whose parts are read together."""
+
+    pieces: list[PackedPiece] = field(default_factory=list)
+    parts: dict[tuple[Path, int], Slice] = field(default_factory=dict)
+
+    def with_parts(self, piece: PackedPiece) -> int:
+        """Bytes that are read with this one, too."""
+        more = {(p.file, p.offset): p for p in piece.parts.values()} | self.parts
+        return sum(part.nbytes for part in more.values())
+
+    def add(self, piece: PackedPiece) -> None:
+        self.pieces.append(piece)
+        self.parts |= {(p.file, p.offset): p for p in piece.parts.values()}
+
+
+def batches(pieces: Iterable[PackedPiece]) -> Iterator[_Batch]:
+    """In the order of the files, so that the disk is read in long runs."""
+
+    def where(piece: PackedPiece) -> tuple[Path, int]:
+        return min((part.file, part.offset) for part in piece.parts.values())
+
+    batch = _Batch()
+    for piece in sorted(pieces, key=where):
+        if batch.pieces and batch.with_parts(piece) > STAGING_BYTES:
+            yield batch
+            batch = _Batch()
+        batch.add(piece)
+    if batch.pieces:
+        yield batch
+
+
+class Staged:
+    """A batch on its way from disk; reading starts at once."""
+
+    def __init__(self, batch: _Batch) -> None:
+        self._batch = batch
+        self._at: dict[tuple[Path, int], int] = {}
+        ranges: dict[Path, Ranges] = {}
+        cursor = 0
+        for (file, offset), part in sorted(batch.parts.items()):
+            known = ranges.setdefault(file, [])
+            # Neighbours whose pages touch are read as one range.
+            if known and offset // PAGE <= (known[-1][0] + known[-1][1] - 1) // PAGE + 1:
+                start, _, at = known[-1]
+                known[-1] = (start, offset + part.nbytes - start, at)
+            else:
+                known.append((offset, part.nbytes, cursor + offset % PAGE))
+            start, _, at = known[-1]
+            self._at[file, offset] = at + offset - start
+            cursor = -(-(at + offset - start + part.nbytes) // PAGE) * PAGE
+        self._arena = Arena(max(cursor, PAGE))
+        self.readers = [
+            _native.FileReader(
+                str(file), [(at, n, self._arena.address + to) for at, n, to in wanted if n]
+            )
+            for file, wanted in ranges.items()
+        ]
+
+    def pack(self, place: Callable[[PackedPiece, Place], None]) -> int:
+        """Waits for the bytes and packs them; returns how many were read."""
+        for reader in self.readers:
+            reader.wait()
+        sizes = [-(-piece.nbytes // ALIGN) * ALIGN for piece in self._batch.pieces]
+        arena, at = Arena(max(sum(sizes), PAGE)), 0
+        for piece, size in zip(self._batch.pieces, sizes, strict=True):
+            self._pack(piece, arena, at)
+            place(piece, Place(arena, at))
+            at += size
+        return sum(part.nbytes for part in self._batch.parts.values())
+
+    def _pack(self, piece: PackedPiece, arena: Arena, at: int) -> None:
+        tiles = piece.format.tiles(piece.count)
+        out = np.frombuffer(memoryview(arena.buffer(at, piece.nbytes)), np.uint8).reshape(tiles, -1)
+        parts = {name: self._array(part) for name, part in piece.parts.items()}
+        try:
+            piece.recipe.pack(parts, piece.rows, piece.format, out)
+        except ValueError as error:
+            one = next(iter(piece.parts.values()))
+            raise CheckpointError(
+                f"{one.file}: the matrix at byte {one.offset} cannot be packed: {error}",
+                expected=f"parts of {piece.format.name}",
+                fix="use another quantisation of this model",
+            ) from error
+
+    def _array(self, part: Slice) -> Array:
+        at = self._at[part.file, part.offset]
+        flat = np.frombuffer(memoryview(self._arena.buffer(at, part.nbytes)), np.uint8)
+        kind = np.dtype(NUMPY[part.tag])
+        if kind.itemsize > 1 and at % kind.itemsize:
+            flat = flat.copy()
+        return flat.view(kind).reshape(part.shape)

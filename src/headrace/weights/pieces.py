@@ -1,0 +1,94 @@
+"""What a canonical tensor is made of: a stored tensor, a strided part of one, or the stored parts
+of a quantised matrix. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from headrace.formats.format import Format
+from headrace.formats.schemes import Recipe
+from headrace.weights.checkpoint import StoredTensor
+from headrace.weights.names import View
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stored tensor, or a strided part of it."""
+
+    stored: StoredTensor
+    view: View
+
+    @property
+    def format(self) -> Format:
+        return self.stored.format
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.view.shape
+
+    @property
+    def in_place(self) -> bool:
+        """False where it must be copied once: rows that are not contiguous, or elements off their
+        alignment.
+        """
+        if self.format.packed:
+            return True  # tiles are bytes, and the plan takes whole rows alone
+        aligned = self.stored.offset % self.format.element_bytes == 0
+        return aligned and self.view.rows_in_place
+
+    @property
+    def nbytes(self) -> int:
+        count = 1
+        for n in self.shape[:-1]:
+            count *= n
+        return count * self.format.tile_nbytes(self.shape[-1]) if self.shape else 4
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Bytes of a file that are one part of one matrix; `shape` is that of these bytes."""
+
+    file: Path
+    offset: int
+    nbytes: int
+    tag: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPiece:
+    """Rows `first`, `first + step`, .. of a matrix that is stored in parts, to become tiles.
+
+    Pieces with equal `parts` are packed from the same bytes.
+    """
+
+    recipe: Recipe
+    parts: Mapping[str, Slice]
+    first: int
+    count: int
+    step: int
+    columns: int
+
+    @property
+    def format(self) -> Format:
+        return self.recipe.format
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.count, self.columns
+
+    @property
+    def rows(self) -> slice:
+        """As numpy takes them."""
+        return slice(self.first, self.first + self.count * self.step, self.step)
+
+    @property
+    def nbytes(self) -> int:
+        return self.format.nbytes(self.count, self.columns)
+
+
+AnyPiece: TypeAlias = Piece | PackedPiece
