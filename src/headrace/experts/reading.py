@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -117,7 +118,7 @@ class RowReader:
         memory = self.memory[first * step : (first + count) * step]
         gate, up, down = (Spread(memory, _part(placed), count, step) for placed in rows.parts)
         biases = [Spread(memory, _part(placed), count, step) for placed in rows.biases]
-        gate_bias, up_bias, down_bias = biases or ((), (), ())
+        gate_bias, up_bias, down_bias = cast(list[Sequence[Tensor]], biases or [(), (), ()])
         return replace(
             self._frame(layer),
             gate=gate,

@@ -24,7 +24,8 @@ from headrace.weights.ftw_index import (
     row_bytes,
 )
 from headrace.weights.names import View
-from headrace.weights.plan import Piece, WeightPlan
+from headrace.weights.pieces import Piece, plain
+from headrace.weights.plan import WeightPlan
 
 SHARD_BYTES = 4 << 30  # a larger entry has a shard of its own
 _EXPERTS = re.compile(r"layers\.(\d+)\.experts\.(.+)")
@@ -66,7 +67,8 @@ def lay_out(plan: WeightPlan) -> Layout:
     entries: list[Entry] = []
     tensors: dict[str, Dense] = {}
     stacks: dict[int, dict[str, list[Piece]]] = {}
-    for name, pieces in plan.pieces.items():
+    for name, group in plan.pieces.items():
+        pieces = plain(group, "an FTW folder")
         named = _EXPERTS.fullmatch(name)
         if named:
             stacks.setdefault(int(named[1]), {})[named[2]] = list(_by_expert(named[2], pieces))

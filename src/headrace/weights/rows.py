@@ -14,7 +14,8 @@ from pathlib import Path
 from headrace.errors import CheckpointError
 from headrace.formats.format import FLOAT32, Format
 from headrace.weights.names import View
-from headrace.weights.plan import Piece, WeightPlan
+from headrace.weights.pieces import AnyPiece, Piece, plain
+from headrace.weights.plan import WeightPlan
 
 PAGE = 4096
 PART_ALIGN = 64  # of a tensor that is put in order
@@ -108,15 +109,20 @@ def without_rows(plan: WeightPlan, experts: Sequence[int]) -> WeightPlan:
     """What is left to be read when rows are read by themselves."""
     gone = {name for layer, count in enumerate(experts) if count for name in row_names(layer)}
     pieces = {name: group for name, group in plan.pieces.items() if name not in gone}
-    kept = {piece.stored.name for group in pieces.values() for piece in group}
+    kept = {
+        piece.stored.name
+        for group in pieces.values()
+        for piece in group
+        if isinstance(piece, Piece)
+    }
     stored = tuple(tensor for tensor in plan.stored if tensor.name in kept)
     return WeightPlan(pieces, stored, plan.copied & kept)
 
 
 def _layer(
-    pieces: Mapping[str, tuple[Piece, ...]], layer: int, count: int, files: dict[Path, int]
+    pieces: Mapping[str, tuple[AnyPiece, ...]], layer: int, count: int, files: dict[Path, int]
 ) -> LayerRows:
-    named = [pieces[name] for name in row_names(layer)]
+    named = [plain(pieces[name], "rows that are read from disk") for name in row_names(layer)]
     formats = {piece.stored.format for group in named for piece in group}
     if len(formats) > 1:
         raise CheckpointError(
@@ -131,12 +137,14 @@ def _layer(
     return _with_biases(made, pieces, layer)
 
 
-def _with_biases(made: LayerRows, pieces: Mapping[str, tuple[Piece, ...]], layer: int) -> LayerRows:
+def _with_biases(
+    made: LayerRows, pieces: Mapping[str, tuple[AnyPiece, ...]], layer: int
+) -> LayerRows:
     placed, cursor = [], made.end
     for name in row_names(layer):
         group = pieces.get(f"{name}.bias")
         if group is not None:
-            count = group[0].view.shape[-1]
+            count = group[0].shape[-1]
             placed.append(Placed(cursor, (count,), (1,), FLOAT32))
             cursor = _up(cursor + count * FLOAT32.element_bytes, PART_ALIGN)
     return replace(made, slot_bytes=_up(cursor, PAGE), biases=tuple(placed))
