@@ -1,0 +1,117 @@
+"""Every packed format on every instruction set: rows, products and experts against the plain
+decoders, and those against decoders that others wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import gguf
+import numpy as np
+import packed_weights
+import pytest
+import torch
+from torch import Tensor
+
+from headrace import _native
+from headrace.formats.format import GGML, Format
+from headrace.formats.packed import Packed, decode
+from headrace.ops.entry.native import NativeLookup
+from headrace.ops.experts import reference
+from headrace.ops.experts.native import NativeExperts
+from headrace.ops.linear.native import NativeLinear
+from headrace.ops.table import Activation, ExpertRows, Linear, Routing
+
+NAMES = list(packed_weights.ALL)
+
+
+@pytest.fixture(scope="module", params=_native.isas())
+def pool(request: pytest.FixtureRequest) -> Iterator[_native.Pool]:
+    pool = _native.Pool(threads=2, isa=request.param)
+    yield pool
+    pool.close()
+
+
+def columns_of(form: Format) -> list[int]:
+    """The fewest, and an odd number of groups."""
+    return [48, 200] if form.multiple == 1 else [form.multiple, 3 * form.multiple]
+
+
+def nmse(got: Tensor, truth: Tensor) -> float:
+    return float(((got.double() - truth) ** 2).sum() / (truth.double() ** 2).sum())
+
+
+@pytest.mark.parametrize("form", GGML, ids=lambda f: f.tag)
+def test_the_plain_decoder_is_the_one_of_the_gguf_package(form: Format) -> None:
+    w = packed_weights.random(form.name, 7, 3 * form.multiple)
+    kind = gguf.GGMLQuantizationType[form.tag]
+    assert np.array_equal(decode(w).numpy(), gguf.quants.dequantize(w.data.numpy(), kind))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sizes_are_those_of_the_native_code(name: str) -> None:
+    form = packed_weights.ALL[name]
+    for columns in columns_of(form):
+        assert _native.tile_nbytes(form.code, columns) == form.tile_nbytes(columns)
+    if form.multiple > 1:
+        with pytest.raises(ValueError, match="multiple"):
+            _native.tile_nbytes(form.code, form.multiple + 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_are_exactly_those_of_the_plain_decoder(pool: _native.Pool, name: str) -> None:
+    for columns in columns_of(packed_weights.ALL[name]):
+        w = packed_weights.random(name, 19, columns)
+        ids = torch.tensor([18, 0, 7, 8, 8])
+        assert torch.equal(NativeLookup(pool)(w, ids), decode(w)[ids])
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_products(pool: _native.Pool, name: str, exact: bool) -> None:
+    linear = NativeLinear(pool, exact=exact)
+    for columns in columns_of(packed_weights.ALL[name]):
+        w = packed_weights.random(name, 37, columns)
+        rough = torch.randn(11, columns).to(torch.bfloat16)
+        made = Linear((w, rough, packed_weights.random(name, 3, columns, seed=1)))
+        values = torch.cat([decode(part) for part in made.parts]).double()
+        for tokens in (1, 2, 3, 5, 17):
+            x = torch.randn(tokens, columns, generator=torch.Generator().manual_seed(tokens))
+            x[:, :7] *= 30.0
+            truth = x.double() @ values.T
+            got = linear(x, made)
+            # Nine bits of bfloat16 would leave 1e-6 and more; sixteen leave far less.
+            rounded = nmse(x.to(torch.bfloat16).double() @ values.T, truth)
+            assert nmse(got[:, :37], truth[:, :37]) < (1e-11 if exact else min(rounded / 50, 1e-6))
+            if exact:
+                assert torch.equal(linear(x[-1:].clone(), made), got[-1:])
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_experts_of_mixed_formats(pool: _native.Pool, name: str, exact: bool) -> None:
+    hidden = 512
+    rows = ExpertRows(
+        [packed_weights.random(name, 256, hidden, e) for e in range(3)],
+        [packed_weights.random("q8_0", 256, hidden, e) for e in range(3)],
+        [packed_weights.random(name, hidden, 256, 9 + e) for e in range(3)],
+        Activation.SILU,
+    )
+    for tokens in (1, 6):
+        generator = torch.Generator().manual_seed(tokens)
+        x = torch.randn(tokens, hidden, generator=generator)
+        ids = torch.stack([torch.randperm(3, generator=generator)[:2] for _ in range(tokens)])
+        routing = Routing(ids.int(), torch.rand(tokens, 2, generator=generator))
+        got = NativeExperts(pool, exact=exact)(x, routing, rows)
+        truth = reference.experts(x, routing, rows)
+        assert nmse(got, truth.double()) < (1e-10 if exact else 1e-7)
+
+
+def test_a_stride_between_tiles(pool: _native.Pool) -> None:
+    w = packed_weights.random("fp8", 21, 72)
+    wide = torch.full((w.data.shape[0], w.data.shape[1] + 5), 255, dtype=torch.uint8)
+    wide[:, :-5] = w.data
+    apart = Packed(w.format, w.rows, w.columns, wide[:, :-5])
+    x = torch.randn(2, 72)
+    linear = NativeLinear(pool, exact=True)
+    assert torch.equal(linear(x, Linear((apart,))), linear(x, Linear((w,))))
