@@ -91,8 +91,9 @@ class Stream:
 class EngineClient:
     """Starts the one thread that owns the engine. Everything here may be called from any thread."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, *, audit: bool = False) -> None:
+        """`audit`: everything is checked whenever the engine goes idle, for tests."""
+        self._engine, self._audit = engine, audit
         self._changed = threading.Condition()
         self._inbox: deque[tuple[RequestId, Request | None]] = deque()  # None = cancel
         self._controls: deque[tuple[Callable[[Engine], Any], Future[Any]]] = deque()
@@ -180,7 +181,12 @@ class EngineClient:
                 self._engine.cancel(id)
             else:
                 self._submit(id, request)
-        for event in self._engine.step():
+        events = self._engine.step()
+        if self._engine.idle:
+            self._engine.rest()
+            if self._audit:
+                self._engine.check()
+        for event in events:
             self._deliver(event)
         return True
 
