@@ -103,6 +103,25 @@ def test_a_forced_call_is_valid_and_its_result_goes_back(client):
     assert again.usage.cache_read_input_tokens > 0.6 * reply.usage.input_tokens
 
 
+def test_a_call_that_comes_back_as_other_json_costs_only_what_is_new(client):
+    """As agents send it: keys in another order, no spaces, the same data."""
+    forced = {"type": "tool", "name": "get_weather"}
+    given = {"tools": [WEATHER], "max_tokens": 300, **AT_ONCE}
+    first = ask(client, tool_choice=forced, **given)
+    call = first.content[-1]
+    used = {"type": "tool_use", "id": call.id, "name": call.name}
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "sunny"}
+    talk = [
+        *HI,
+        {"role": "assistant", "content": [{**used, "input": dict(reversed(call.input.items()))}]},
+        {"role": "user", "content": [result]},
+    ]
+    usage = ask(client, messages=talk, **given).usage
+    before = first.usage.input_tokens + first.usage.cache_read_input_tokens
+    # The last token of an answer was never an input.
+    assert usage.cache_read_input_tokens >= before + first.usage.output_tokens - 2
+
+
 def test_a_schema_shapes_the_answer(client):
     schema = {
         "type": "object",

@@ -16,9 +16,10 @@ from headrace.api.fields import Fields, shown
 from headrace.chat.types import Message, ToolCall
 
 ROLES = ("user", "assistant", "system")
+MAX_MESSAGES = 100_000  # as the API has it
 MAX_HANDLE = 128  # longer signatures are other servers'
 REMINDER = ("<system-reminder>", "</system-reminder>")
-LOADED = "The tool {name} can be called from now on:\n{line}"
+LOADED = "The tool {name} can be called from now on"
 
 Describe = Callable[[str], str | None]  # a deferred tool's name -> its description, when offered
 
@@ -29,8 +30,15 @@ class Conversation:
 
     describe: Describe
     messages: list[Message] = field(default_factory=list)
+    turn: _Said | None = None  # the assistant's that goes on
     calls: set[str] = field(default_factory=set)
     loaded: set[str] = field(default_factory=set)
+
+    def add(self, *messages: Message) -> None:
+        if self.turn is not None:
+            self.messages.append(self.turn.message())
+            self.turn = None
+        self.messages += messages
 
     def reference(self, block: Fields) -> str:
         name = block.required_text("tool_name")
@@ -39,8 +47,11 @@ class Conversation:
             raise block.fault(
                 "tool_name", f"{shown(name)} is not among the tools", expected="a deferred tool"
             )
+        said = LOADED.format(name=name)
+        if name in self.loaded:
+            return f"{said}."
         self.loaded.add(name)
-        return LOADED.format(name=name, line=line)
+        return f"{said}:\n{line}"
 
 
 def parse_system(body: Fields) -> list[Message]:
@@ -53,17 +64,16 @@ def parse_system(body: Fields) -> list[Message]:
 def parse_messages(body: Fields, describe: Describe) -> Conversation:
     """Raises RequestError naming the block that is wrong."""
     entries = body.children("messages")
-    if not entries:
-        raise body.fault(
-            "messages", "missing" if entries is None else "empty", expected="at least one message"
-        )
+    if not entries or len(entries) > MAX_MESSAGES:
+        found = "missing" if entries is None else f"{len(entries)} of them"
+        raise body.fault("messages", found, expected=f"1 to {MAX_MESSAGES} messages")
     talk = Conversation(describe)
     for entry in entries:
         role = entry.choice("role", ROLES)
         if role == "system":
             text = joined([without_billing(text) for text in _texts(entry, "content")])
             if text:
-                talk.messages.append(Message("system", text))
+                talk.add(Message("system", text))
         elif role == "assistant":
             _add_assistant(talk, entry)
         elif role == "user":
@@ -71,6 +81,7 @@ def parse_messages(body: Fields, describe: Describe) -> Conversation:
         else:
             raise entry.fault("role", "missing", expected="one of " + ", ".join(ROLES))
         entry.done()
+    talk.add()
     if not talk.messages:
         raise body.fault("messages", "nothing is said in them", expected="at least some text")
     return talk
@@ -106,7 +117,7 @@ def _add_user(talk: Conversation, entry: Fields) -> None:
     if value is None:
         raise entry.fault("content", "missing", expected="a string or content blocks")
     if isinstance(value, str):
-        talk.messages.append(Message("user", value))
+        talk.add(Message("user", value))
         return
     results: list[Message] = []
     texts: list[str] = []
@@ -126,9 +137,9 @@ def _add_user(talk: Conversation, entry: Fields) -> None:
         results[-1] = Message(
             "tool", joined([last.content, *notes]), tool_call_id=last.tool_call_id
         )
-    talk.messages += results
+    talk.add(*results)
     if texts or not results:
-        talk.messages.append(Message("user", joined(texts)))
+        talk.add(Message("user", joined(texts)))
 
 
 def _is_reminder(text: str) -> bool:
@@ -164,41 +175,37 @@ def _result(talk: Conversation, block: Fields) -> Message:
 
 
 def _add_assistant(talk: Conversation, entry: Fields) -> None:
+    """Two in a row are one turn, as the API has it."""
     value = entry.take("content")
     if value is None:
         raise entry.fault("content", "missing", expected="a string or content blocks")
-    said = _Said()
+    if talk.turn is None:
+        talk.turn = _Said()
     if isinstance(value, str):
-        said.text = value
-    else:
-        for block in _blocks(entry, "content", value):
-            said.add(block, talk)
-            block.done()
-    message = said.message()
-    last = talk.messages[-1] if talk.messages else None
-    if last is not None and last.role == "assistant":
-        # Two in a row are one turn, as the API has it.
-        talk.messages[-1] = _one_turn(last, message)
-    else:
-        talk.messages.append(message)
+        talk.turn.texts.append(value)
+        return
+    for block in _blocks(entry, "content", value):
+        talk.turn.add(block, talk.calls)
+        block.done()
 
 
 @dataclass(slots=True)
 class _Said:
-    """One assistant's message, block by block."""
+    """One assistant's turn, block by block."""
 
-    text: str = ""
-    thinking: str | None = None
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
     handle: str | None = None
 
-    def add(self, block: Fields, talk: Conversation) -> None:
+    def add(self, block: Fields, calls: set[str]) -> None:
+        """`calls` learns the id of a call."""
         kind = block.required_text("type")
         if kind == "text":
-            self.text += block.required_text("text")
+            self.texts.append(block.required_text("text"))
             block.harmless("cache_control", "citations")
         elif kind == "thinking":
-            self.thinking = (self.thinking or "") + block.required_text("thinking")
+            self.thoughts.append(block.required_text("thinking"))
             self._found(block.text("signature"))
             block.harmless("cache_control")
         elif kind == "redacted_thinking":
@@ -206,36 +213,25 @@ class _Said:
             block.harmless("cache_control")
         elif kind == "tool_use":
             call = _call(block)
-            talk.calls.add(call.id)
+            calls.add(call.id)
             self.calls.append(call)
         else:
-            self.text += block_text(block, kind)
+            self.texts.append(block_text(block, kind))
 
     def _found(self, handle: str | None) -> None:
         if handle and len(handle) <= MAX_HANDLE:
             self.handle = self.handle or handle
 
     def message(self) -> Message:
+        reasoning = "".join(self.thoughts) or None
         return Message(
             role="assistant",
-            content=self.text,
-            reasoning=self.thinking or None,
+            content="".join(self.texts),
+            reasoning=reasoning,
             tool_calls=tuple(self.calls),
             handle=self.handle,
-            sealed=self.handle is not None and not self.thinking,
+            sealed=self.handle is not None and reasoning is None,
         )
-
-
-def _one_turn(a: Message, b: Message) -> Message:
-    thoughts = [m.reasoning for m in (a, b) if m.reasoning]
-    return Message(
-        role="assistant",
-        content=a.content + b.content,
-        reasoning="".join(thoughts) or None,
-        tool_calls=a.tool_calls + b.tool_calls,
-        handle=a.handle or b.handle,
-        sealed=a.sealed or b.sealed,
-    )
 
 
 def _call(block: Fields) -> ToolCall:

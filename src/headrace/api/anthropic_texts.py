@@ -6,13 +6,14 @@ A block is rendered as text without loss, or refused by its name.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from headrace.api.fields import Fields, shown
 
 # Claude Code puts a line with a hash that differs by session, or even by request, before its
 # system prompt: with it no two conversations would share a prefix.
-BILLING = "x-anthropic-billing-header:"
+BILLING = re.compile(r"(?:x-anthropic-billing-header:[^\n]*(?:\n|\Z))+")
 NO_IMAGE = "[an image stood here; this model reads text only]"
 # What other servers ran for the model in earlier turns.
 SERVER_BLOCKS = (
@@ -24,9 +25,8 @@ SERVER_BLOCKS = (
 
 def without_billing(text: str) -> str:
     """The text without volatile first lines."""
-    while text.startswith(BILLING):
-        _, _, text = text.partition("\n")
-    return text
+    lines = BILLING.match(text)
+    return text[lines.end() :] if lines else text
 
 
 def block_text(block: Fields, kind: str, *, in_result: bool = False) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,11 +26,16 @@ CHOICES = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 class Offered:
     """All tools of a request. Deferred ones are described where a result refers to them."""
 
-    tools: tuple[Tool, ...]
+    by_name: Mapping[str, Tool]
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        return tuple(self.by_name.values())
 
     def describe(self, name: str) -> str | None:
         """For a result's reference; None unless it is among the tools."""
-        return next((tool_line(tool) for tool in self.tools if tool.name == name), None)
+        tool = self.by_name.get(name)
+        return None if tool is None else tool_line(tool)
 
     def known(self, loaded: set[str]) -> tuple[Tool, ...]:
         """Those the model can know of."""
@@ -38,7 +44,7 @@ class Offered:
 
 def parse_tools(body: Fields) -> Offered:
     """Raises RequestError naming the tool's field that is wrong."""
-    tools: list[Tool] = []
+    tools: dict[str, Tool] = {}
     searched_here = False
     for entry in body.children("tools") or []:
         kind = entry.text("type") or "custom"
@@ -49,14 +55,14 @@ def parse_tools(body: Fields) -> Offered:
         if SERVER_TOOLS.fullmatch(kind):
             continue
         tool = _custom(entry) if kind == "custom" else _known(entry, kind)
-        if any(other.name == tool.name for other in tools):
+        if tool.name in tools:
             raise entry.fault("name", f"{shown(tool.name)} is given twice", expected="unique names")
-        tools.append(tool)
+        tools[tool.name] = tool
         entry.done()
     if searched_here:
         # There is no search of ours by which the model could find them.
-        tools = [replace(tool, deferred=False) for tool in tools]
-    return Offered(tuple(tools))
+        tools = {name: replace(tool, deferred=False) for name, tool in tools.items()}
+    return Offered(tools)
 
 
 def _custom(entry: Fields) -> Tool:

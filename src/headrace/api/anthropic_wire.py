@@ -7,6 +7,7 @@ is folded from the very events a stream would have carried.
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Iterator, Sequence
 
@@ -27,6 +28,12 @@ from headrace.errors import HeadraceError
 
 PING = frame({"type": "ping"}, event="ping")
 DIRECT = {"type": "direct"}  # no other tool's code called it
+NAMES = (
+    (re.compile(r"messages\[.*"), "messages"),
+    (re.compile(r"tools\[\d+\]\.function\.parameters"), "tools"),
+    (re.compile(r"response_format\b"), "output_config.format"),
+    (re.compile(r"stop\b"), "stop_sequences"),
+)
 REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -196,4 +203,12 @@ def _arguments(text: str | Json) -> Json:
     return value if isinstance(value, dict) else {}
 
 
-MESSAGES = Dialect("messages", parse_message, MessageEncoder)
+def rename(field: str) -> str:
+    """Of an error found after parsing. Places in the neutral conversation are not the client's."""
+    for pattern, name in NAMES:
+        if pattern.match(field):
+            return pattern.sub(name, field, count=1)
+    return field
+
+
+MESSAGES = Dialect("messages", parse_message, MessageEncoder, rename)

@@ -71,3 +71,4 @@ class Dialect:
     rename: Callable[[str], str] = str  # a field as others name it -> as this dialect's clients do
     # Errors before the first token that a client who asked for a stream reads there.
     streamed: tuple[type[HeadraceError], ...] = ()
+    anywhere: bool = True  # a large body may be parsed on another thread

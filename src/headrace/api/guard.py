@@ -64,7 +64,7 @@ class Guard:
             self._check_host(headers)
             self._check_origin(origin, headers)
             if scope["method"] == "OPTIONS":
-                await self._options(origin)(scope, receive, send)
+                await self._options(origin, headers)(scope, receive, send)
                 return
             self._check_key(scope["path"], headers)
         except HeadraceError as error:
@@ -106,13 +106,15 @@ class Guard:
                 expected="the header Authorization: Bearer KEY, with the server's --api-key",
             )
 
-    def _options(self, origin: str | None) -> Response:
+    def _options(self, origin: str | None, asked: Headers) -> Response:
+        # Vendors' clients send a dozen headers of their own, and their key in one or the other.
+        wanted = asked.get("access-control-request-headers", "authorization, content-type")
         headers = {"allow": "GET, HEAD, POST, DELETE, OPTIONS"}
         if origin is not None and origin in self._door.origins:
             headers |= {
                 "access-control-allow-origin": origin,
                 "access-control-allow-methods": "GET, POST, DELETE, OPTIONS",
-                "access-control-allow-headers": "authorization, content-type, x-api-key",
+                "access-control-allow-headers": wanted,
                 "access-control-max-age": "600",
                 "vary": "origin",
             }

@@ -59,6 +59,7 @@ class ResponsesApi:
             rename=rename,
             # Codex reads it there; over HTTP it would only see a request that failed.
             streamed=(ContextOverflow,),
+            anywhere=False,
         )
 
     def routes(self) -> list[Route]:

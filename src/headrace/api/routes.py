@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import secrets
 import time
 import uuid
@@ -89,9 +90,12 @@ class Api:
     async def count_message(self, request: Request) -> Response:
         body = await self._body(request)
         self.served.name_for(body.text("model"))
-        ask = parse_count(body)
-        prompt = await asyncio.to_thread(self.session.renderer.prompt, ask)
-        return JSONResponse({"input_tokens": len(prompt.tokens)}, headers=self._headers())
+
+        def count() -> int:
+            return len(self.session.renderer.prompt(parse_count(body)).tokens)
+
+        tokens = await asyncio.to_thread(count)
+        return JSONResponse({"input_tokens": tokens}, headers=self._headers())
 
     async def models(self, request: Request) -> Response:
         if speaks_anthropic(request.scope):
@@ -146,12 +150,16 @@ class Api:
     async def _body(self, request: Request) -> Fields:
         data = await read_body(request, self._body_bytes)
         # Large bodies would hold up every stream of the loop.
-        small = len(data) < 1 << 18
-        return Fields(parse_json(data) if small else await asyncio.to_thread(parse_json, data))
+        request.state.large = len(data) >= 1 << 18
+        if request.state.large:
+            return Fields(await asyncio.to_thread(parse_json, data))
+        return Fields(parse_json(data))
 
     async def _generate(self, request: Request, dialect: Dialect) -> ASGIApp:
         start = time.monotonic()
-        call = dialect.parse(await self._body(request), self.served.defaults)
+        parse = functools.partial(dialect.parse, await self._body(request), self.served.defaults)
+        apart = request.state.large and dialect.anywhere
+        call = await asyncio.to_thread(parse) if apart else parse()
         call = replace(call, conversation=conversation_of(request.headers))
         model = self.served.answers_as(call.model)
         self.session.check_open()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import itertools
 import json
 import sys
+import tempfile
 from pathlib import Path
 
 import anthropic
@@ -12,17 +15,19 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serving import Script, byte_tokenizer
+from serving import Script, ScriptedClient, byte_tokenizer
 
 sys.path.append(str(Path(__file__).parents[1] / "chat"))
 from tiny_chat import HERMES_TEMPLATE, byte_level_json, write_checkpoint
 
 from headrace.api.anthropic import parse_message
 from headrace.api.anthropic_wire import MessageEncoder
+from headrace.api.app import create_app
 from headrace.api.dialect import Envelope
 from headrace.api.fields import Fields
 from headrace.api.reading import Delta, Ended, Usage
 from headrace.api.served import Served
+from headrace.api.session import Session
 from headrace.api.sse import Patience
 from headrace.chat.renderer import Renderer
 from headrace.chat.types import (
@@ -42,12 +47,17 @@ THOUGHT = f"<think>\nlet me see\n</think>\n\nI look.\n{CALL}"
 VERSION = {"anthropic-version": "2023-06-01"}
 
 
-@pytest.fixture(scope="module")
-def renderer(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    return Renderer.from_folder(
-        write_checkpoint(folder, byte_level_json(marks=True), HERMES_TEMPLATE)
-    )
+@functools.cache
+def tiny_renderer() -> Renderer:
+    with tempfile.TemporaryDirectory() as folder:
+        return Renderer.from_folder(
+            write_checkpoint(Path(folder), byte_level_json(marks=True), HERMES_TEMPLATE)
+        )
+
+
+@pytest.fixture
+def renderer():
+    return tiny_renderer()
 
 
 def client_of(server, **more) -> anthropic.Anthropic:
@@ -229,6 +239,19 @@ def test_refusals_have_the_shape_the_client_knows(start):
     assert lost["error"]["type"] == "not_found_error"
 
 
+def test_what_is_found_after_parsing_is_named_as_the_client_calls_it(start, renderer):
+    server = start(renderer=renderer)
+    shape = {"format": {"type": "json_schema", "schema": {"type": 3}}}
+    with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format: "):
+        create(server, output_config=shape)
+
+
+def test_a_large_body_is_answered_too(start):
+    server = start(context=1 << 20)
+    talk = [{"role": "user", "content": [{"type": "text", "text": "x" * 400_000}]}]
+    assert create(server, messages=talk).usage.input_tokens == 400_000
+
+
 def test_a_client_that_leaves_cancels_its_work(start):
     server = start(script=Script("x", pace_s=0.005, forever=True))
     stream = client_of(server).messages.create(model="m", max_tokens=999, messages=HI, stream=True)
@@ -309,6 +332,45 @@ def test_every_block_that_starts_stops_and_the_client_adds_it_up(pieces, cuts, r
     used = [b for b in message["content"] if b["type"] == "tool_use"]
     assert [b["input"] for b in used] == [{"a": 1}] * calls
     assert (whole["usage"]["input_tokens"], whole["usage"]["cache_read_input_tokens"]) == (6, 3)
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["type", "text", "content", "name", "role"]), inner)
+    ),
+    max_leaves=8,
+)
+ENTRY = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "system"]), "content": st.text() | JUNK}
+)
+NAMES = ("system", "tools", "tool_choice", "thinking", "output_config", "stop_sequences", "odd")
+BODY = st.fixed_dictionaries(
+    {"messages": st.lists(ENTRY, max_size=3) | JUNK, "max_tokens": st.just(5) | JUNK},
+    optional=dict.fromkeys(NAMES, JUNK),
+).map(lambda body: json.dumps(body).encode())
+
+
+@settings(max_examples=60, deadline=None)
+@given(BODY | st.binary(max_size=20), st.sampled_from(["", "/count_tokens"]))
+def test_any_body_is_answered_or_refused_in_the_dialects_shape(body, path):
+    renderer = tiny_renderer()
+    session = Session(renderer, ScriptedClient(renderer.tokenizer), context=1000)
+    app = create_app(session, Served(("tiny",), 1000))
+
+    async def post() -> httpx.Response:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.post("/v1/messages" + path, content=body)
+
+    reply = asyncio.run(post())
+    if reply.status_code != 200:
+        assert reply.status_code == 400
+        error = reply.json()
+        assert error["type"] == "error"
+        assert error["error"]["type"] == "invalid_request_error"
+        assert error["error"]["message"]
 
 
 def _stream(encoder, turns, usage):

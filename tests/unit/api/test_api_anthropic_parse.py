@@ -59,6 +59,8 @@ def test_the_system_prompt_leads_and_its_billing_line_is_gone():
     assert ask(USER, system=blocks).messages == (expected, Message("user", "hi"))
     assert ask(USER, system=billing["text"] + "\nYou are it.").messages[0].content == "You are it."
     assert ask(USER, system=[billing]).messages == (Message("user", "hi"),)
+    twice = billing["text"] + "\n" + billing["text"]
+    assert ask(USER, system=twice + "\n\nIt.").messages[0].content == "\nIt."
 
 
 def test_a_system_message_stays_where_it_stands():
@@ -173,6 +175,10 @@ def test_a_deferred_tool_is_described_where_a_result_refers_to_it():
     line = loaded.messages[2].content.splitlines()[1]
     assert json.loads(line)["function"]["name"] == "late"
     assert [t.name for t in ask(USER, tools=[TOOL, late, other]).tools] == ["f"]
+    again = [*talk, {"role": "assistant", "content": "ok"}, {"role": "user", "content": [found]}]
+    told = ask(*again, tools=[TOOL, late]).messages[-1].content
+    assert "late" in told
+    assert "{" not in told
     with pytest.raises(RequestError) as caught:
         ask(*talk, tools=[TOOL])
     assert caught.value.field == "messages[2].content[0].content[0].tool_name"
@@ -266,6 +272,7 @@ PDF = {"type": "document", "source": {"type": "base64", "media_type": "applicati
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": None}, "messages"),
         ({"messages": []}, "messages"),
+        ({"messages": [USER] * 100_001}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
