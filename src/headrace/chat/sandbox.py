@@ -17,13 +17,21 @@ from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
 
+from headrace.chat.sandbox_limits import (
+    MAX_SEQUENCE,
+    MAX_TEXT,
+    check_binop,
+    check_form,
+    check_method,
+    concatenated,
+    limited_filters,
+)
 from headrace.errors import CheckpointError, RequestError
 
 MAX_TEMPLATE_CHARS = 1 << 20
-MAX_OUTPUT_CHARS = 1 << 26
 MAX_STEPS = 2_000_000  # loop passes and macro calls of one rendering
-MAX_SEQUENCE = 1 << 20  # items or characters that `range` and `*` may make
 
 Tick = Callable[[], None]
 
@@ -49,10 +57,11 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     into them and take from them; all else stays immutable.
     """
 
-    intercepted_binops = frozenset({"*", "**"})
+    intercepted_binops = frozenset({"*", "**", "+", "%"})
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree = super()._parse(source, name, filename)
+        tree = _BoundedJoins().visit(super()._parse(source, name, filename))
+        assert isinstance(tree, nodes.Template)
         for node in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
             assert isinstance(node, nodes.For | nodes.Macro | nodes.CallBlock)
             call = nodes.Call(nodes.Name("__tick", "load"), [], [], None, None)
@@ -65,16 +74,27 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().is_safe_attribute(obj, attr, value)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**" and not (abs(left) <= MAX_SEQUENCE and abs(right) <= 64):
-            raise SecurityError("a power this large is not allowed")
-        for one, times in ((left, right), (right, left)):
-            if (
-                operator == "*"
-                and isinstance(one, str | list | tuple)
-                and len(one) * int(times) > MAX_SEQUENCE
-            ):
-                raise SecurityError(f"a repetition of more than {MAX_SEQUENCE} items")
+        check_binop(operator, left, right)
         return super().call_binop(context, operator, left, right)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None:
+            check_form(value.__self__)
+        return wrapped
+
+    def call(self, context: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
+        check_method(obj, args, kwargs)
+        return super().call(context, obj, *args, **kwargs)
+
+
+class _BoundedJoins(NodeTransformer):
+    """`a ~ b` as a call that is bounded."""
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Call:
+        self.generic_visit(node)
+        name = nodes.Name("__concat", "load")
+        return nodes.Call(name, node.nodes, [], None, None, lineno=node.lineno)
 
 
 def _raise_exception(message: object) -> None:
@@ -109,7 +129,9 @@ def _environment() -> _Sandbox:
     env = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, _GenerationTag]
     )
+    env.filters |= limited_filters(env.filters)
     env.filters["tojson"] = _tojson
+    env.globals["__concat"] = concatenated
     env.globals["raise_exception"] = _raise_exception
     env.globals["strftime_now"] = _strftime_now
     env.globals["range"] = _range
@@ -170,8 +192,8 @@ class SandboxedTemplate:
         for piece in self._template.generate(**variables, __tick=_ticker()):
             pieces.append(piece)
             length += len(piece)
-            if length > MAX_OUTPUT_CHARS:
-                raise SecurityError(f"it wrote more than {MAX_OUTPUT_CHARS} characters")
+            if length > MAX_TEXT:
+                raise SecurityError(f"it wrote more than {MAX_TEXT} characters")
         return "".join(pieces)
 
 

@@ -15,6 +15,12 @@ from headrace.errors import CheckpointError, RequestError
 USER = {"role": "user", "content": "hi"}
 
 
+DOUBLED = (
+    "{{% set x = namespace(t={}) %}}{{% for i in range(60) %}}"
+    "{{% set x.t = x.t {} x.t %}}{{% endfor %}}"
+)
+
+
 def rendered(source, **variables):
     return SandboxedTemplate(source).render(variables)
 
@@ -39,6 +45,11 @@ def rendered(source, **variables):
         ("{% set l = [] %}{{ l.append(3) or '' }}{{ l }}", "[3]"),
         ("{% for k, v in {'a': 1} | items %}{{ k }}{{ v }}{% endfor %}", "a1"),
         ("{{ strftime_now('%Y') | length }}", "4"),
+        ("{{ 'a' ~ 1 ~ missing ~ none }}{{ '%s-%03d' % ('x', 7) }}", "a1Nonex-007"),
+        (
+            "{{ 'a b' | replace(' ', '') }}{{ 'a\\nb' | indent(2) }}{{ ['a', 1] | join('-') }}",
+            "aba\n  ba-1",
+        ),
         ("{{ 'ab' * 3 }}{{ 2 ** 5 }}{{ missing }}", "ababab32"),
         ("{{ 'abc'.split('b')[-1].upper() }}{{ 'x'.startswith('x') }}", "CTrue"),
     ],
@@ -60,6 +71,20 @@ def test_what_templates_expect(source, text):
         "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(0) }}",
         "{% macro f(n) %}{% if n %}{{ f(n - 1) ~ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
         "{{ 'x' * 999999999 }}",
+        DOUBLED.format("'xx'", "~"),
+        DOUBLED.format("'xx'", "+"),
+        DOUBLED.format("[1]", "+"),
+        "{% set x = 'x' * 99999 %}{{ x.replace('x', x) }}",
+        "{% set x = 'x' * 99999 %}{{ x | replace('x', x) }}",
+        "{% set x = 'x' * 99999 %}{{ x.join([x] * 99999) }}",
+        "{% set x = 'x' * 99999 %}{{ ([x] * 99999) | join }}",
+        "{{ 'x'.center(9999999999) }}{{ 'x' | center(9999999999) }}",
+        "{{ '%9999999999d' % 1 }}",
+        "{{ '%9999999999d' | format(1) }}",
+        "{{ '{:9999999999}'.format(1) }}",
+        "{{ '{:{}}'.format(1, 9999999999) }}",
+        "{{ '%*d' % (9999999999, 1) }}",
+        "{% set x = '\\n' * 99999 %}{{ x | indent(99999) }}",
         "{{ [0] * 999999999 }}",
         "{{ 9 ** 999999 }}",
         "{{ 1 / 0 }}",
