@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -199,6 +200,33 @@ def load(
     if svg is not None and drawn is not None:
         svg.write_text(drawn)
     sys.stdout.write(json.dumps(result) + "\n" if as_json else text(result))
+
+
+@app.command("tier")
+def tier(
+    model: ModelFolder = None,
+    hidden: Hidden = 2048,
+    width: Width = 768,
+    experts: Experts = 128,
+    top_k: TopK = 8,
+    layers: Layers = 4,
+    dtype: Dtype = "bfloat16",
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens decoded in a run.")] = 64,
+    ram: Annotated[str, typer.Option(help="RAM for experts: bytes, slots or a share.")] = "50%",
+    skew: Annotated[float, typer.Option(min=0, help="Experts are used by rank^-skew.")] = 1.0,
+    repeats: Repeats = 5,
+    threads: Threads = None,
+    as_json: options.Json = False,
+    out: Out = None,
+) -> None:
+    """Tokens per second with a part of the experts in RAM and all of them on disk."""
+    from headrace.bench.checkpoint import Shape  # noqa: PLC0415 start-up time
+    from headrace.bench.tier import run as measure  # noqa: PLC0415 start-up time
+
+    shape = Shape(hidden, width, experts, top_k, layers, dtype=dtype)
+    run = Run(model, tokens, repeats, threads)
+    some = partial(measure, ram=ram, skew=skew)
+    _report(some, run, shape, as_json=as_json, out=out)
 
 
 def _report(

@@ -33,7 +33,10 @@ class Captured:
 
 
 class Graphs:
-    """The forward pass, with captured steps where one token of each sequence is computed."""
+    """The forward pass, with captured steps where one token of each sequence is computed.
+
+    `experts` runs the routed experts; a benchmark puts routing of its own before them.
+    """
 
     def __init__(
         self,
@@ -45,7 +48,7 @@ class Graphs:
     ) -> None:
         """`ready`: experts lie where they will stay; before that nothing is captured."""
         self._ready = ready
-        self._transformer, self._experts, self._device = transformer, experts, device
+        self._transformer, self.experts, self._device = transformer, experts, device
         self._captured: dict[int, Captured] = {}
         self._refused = ""
 
@@ -67,7 +70,7 @@ class Graphs:
         n = int(batch.tokens_T.shape[0])
         decode = n == batch.spans.sequences == batch.rows_N.shape[0]
         if not decode or n > MOST_SEQUENCES or self._refused or not self._ready():
-            return self.plain(batch, state, self._experts)
+            return self.plain(batch, state, self.experts)
         with torch.inference_mode():
             return self._capture(n, batch, state)
 
@@ -82,9 +85,9 @@ class Graphs:
         graph = self._device.graph()
         if graph is None:
             self._refused = "the device captures nothing"
-            return self.plain(batch, state, self._experts)
+            return self.plain(batch, state, self.experts)
         with graph.recording():
-            logits_NV = self._transformer.forward(batch, state, self._experts)
+            logits_NV = self._transformer.forward(batch, state, self.experts)
             best_N = self._transformer.best(logits_NV)
         logits = Logits(logits_NV, best_N)
         if graph.foreign:

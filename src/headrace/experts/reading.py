@@ -50,7 +50,7 @@ class RowReader:
 
         Raises CheckpointError where a file cannot be opened.
         """
-        self.source, self._frames = source, frames
+        self.source, self._frames, self.way = source, frames, way
         self.slot_bytes = source.slot_bytes
         self._arena = Arena(slots * self.slot_bytes)
         self.memory = torch.frombuffer(self._arena.buffer(0, self._arena.nbytes), dtype=torch.uint8)
