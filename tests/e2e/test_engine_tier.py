@@ -14,10 +14,11 @@ from headrace.engine.engine import Engine
 from headrace.engine.request import Request, Sampling
 from headrace.errors import CapacityError, CheckpointError
 from headrace.experts.disk import FromDisk
+from headrace.experts.reading import Coming, RowReader
 
 PROMPTS = [tuple(3 + (i * 37 + j * j * 11) % 120 for j in range(3 + 7 * i)) for i in range(4)]
 REQUESTS = [Request(p, Sampling(temperature=0, max_tokens=12, ignore_eos=True)) for p in PROMPTS]
-RAM = ["2 slots", "3 slots", "25%", "60%", "100%"]
+RAM = [("2 slots", "on"), ("3 slots", "off"), ("25%", "auto"), ("60%", "on"), ("100%", "off")]
 
 
 @pytest.fixture(scope="module", params=list(tiny.CASES))
@@ -51,8 +52,7 @@ def truth(folder: Path) -> Any:
     return found
 
 
-@pytest.mark.parametrize("ahead", ["on", "off"])
-@pytest.mark.parametrize("ram", RAM)
+@pytest.mark.parametrize(("ram", "ahead"), RAM)
 def test_bits_are_those_of_all_in_memory(folder: Path, truth: Any, ram: str, ahead: str) -> None:
     engine = load(folder, **{"experts.ram": ram, "experts.read_ahead": ahead})
     placement = placement_of(engine)
@@ -97,6 +97,32 @@ def test_a_file_cut_short_fails_the_request_and_not_the_engine(
     assert "cannot be read" in str(errors[0])
     assert "file ended early" in str(errors[0])
     file.write_bytes(whole)  # into the same file: it is open still
+    assert answers(engine, REQUESTS) == truth
+    placement_of(engine).tier.drop()
+    placement_of(engine).tier.check()
+    engine.close()
+
+
+def test_an_interrupted_step_leaves_no_row_behind(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = load(built("mixtral", tmp_path_factory), **{"experts.ram": "3 slots"})
+    truth = answers(engine, REQUESTS)
+    finish = RowReader.finish
+    calls = 0
+
+    def interrupted(self: RowReader, coming: Coming) -> None:
+        nonlocal calls
+        calls += 1
+        finish(self, coming)
+        if calls == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(RowReader, "finish", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(PROMPTS[1], REQUESTS[1].sampling)
+    while not engine.idle:
+        engine.step()
     assert answers(engine, REQUESTS) == truth
     placement_of(engine).tier.drop()
     placement_of(engine).tier.check()

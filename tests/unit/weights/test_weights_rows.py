@@ -9,6 +9,7 @@ import tiny
 import torch
 
 from headrace.bench.checkpoint import Shape, ensure
+from headrace.bench.tier import run
 from headrace.device.cpu import CpuDevice
 from headrace.experts.reading import RowReader
 from headrace.models.load import load_model
@@ -73,6 +74,24 @@ def test_what_is_left_beside_rows(aligned: Path) -> None:
     rest = without_rows(source.plan, source.facts.experts)
     assert rest.total_bytes == source.facts.total_bytes - source.facts.experts_bytes
     assert not any("experts" in name for name in rest.pieces)
+
+
+def test_the_benchmark_of_rows_on_disk(aligned: Path) -> None:
+    made = run(
+        model=aligned,
+        shape=ALIGNED,
+        tokens=4,
+        repeats=2,
+        threads=1,
+        home=aligned,
+        progress=lambda *_: None,
+        ram="6 slots",
+        skew=0.5,
+    )
+    assert made["experts_bytes"] == 2 * 6 * 3 * 64 * 32 * 4
+    assert 0 < made["miss_rate"]["median"] <= 1
+    assert made["read_bytes_per_s"]["median"] > 0
+    assert made["all_in_memory_tokens_per_s"]["min"] > 0
 
 
 def test_few_bytes_are_not_probed(aligned: Path) -> None:
