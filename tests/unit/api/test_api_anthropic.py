@@ -158,6 +158,26 @@ def test_a_turn_goes_back_as_it_came(start, renderer):
     assert "sunny" in prompt
 
 
+def test_a_loaded_tool_leaves_the_prompt_before_it_alone_and_can_be_called(start, renderer):
+    server = start(renderer=renderer, script=Script(CALL))
+    search = {"name": "find_tools", "input_schema": {"type": "object"}}
+    late = {**TOOL, "defer_loading": True}
+    used = {"type": "tool_use", "id": "c1", "name": "find_tools", "input": {}}
+    found = [{"type": "tool_reference", "tool_name": "get_weather"}]
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": found}
+    talk = [*HI, {"role": "assistant", "content": [used]}, {"role": "user", "content": [result]}]
+    create(server, tools=[search, late])
+    reply = create(server, tools=[search, late], messages=talk)
+    assert reply.content[0].input == {"city": "Paris"}
+    before, after = (
+        renderer.tokenizer.decode(list(request.tokens), skip_special=False)
+        for request in server.engine.requests
+    )
+    assert "get_weather" not in before
+    assert after.startswith(before.removesuffix("assistant\n"))
+    assert after.index("get_weather") > len(before)
+
+
 def test_counting_agrees_with_usage(start, renderer):
     server = start(renderer=renderer)
     given = {"model": "tiny", "messages": HI, "system": "You are it.", "tools": [TOOL]}
