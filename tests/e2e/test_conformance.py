@@ -88,6 +88,7 @@ def test_schemathesis_with_the_vendors_openapi(server: Served, tmp_path: Path, v
         tmp_path, "-c", "from schemathesis.cli import schemathesis; schemathesis()",
         "run", str(spec), "--url", url, *headers, *operations,
         *("--checks", CHECKS, "--phases", "examples,fuzzing", "-n", "15", "--seed", "1"),
+        *("--suppress-health-check", "all"),
         limit_s=240,
     )  # fmt: skip
     assert told.returncode == 0, told.stdout[-6000:] + told.stderr[-2000:]

@@ -9,12 +9,12 @@ import json
 import re
 from typing import Any
 
+from headrace.api.call import NO_IMAGE
 from headrace.api.fields import Fields, shown
 
 # Claude Code puts a line with a hash that differs by session, or even by request, before its
 # system prompt: with it no two conversations would share a prefix.
 BILLING = re.compile(r"(?:x-anthropic-billing-header:[^\n]*(?:\n|\Z))+")
-NO_IMAGE = "[an image stood here; this model reads text only]"
 # What other servers ran for the model in earlier turns.
 SERVER_BLOCKS = (
     *("server_tool_use", "mcp_tool_use", "mcp_tool_result", "web_search_tool_result"),

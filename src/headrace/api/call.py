@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 from headrace.chat.types import ChatRequest, OutputFormat
 from headrace.engine.request import Sampling
 
+# In a tool's result. An agent cannot know before that its model reads text only, and a refused
+# result would end its conversation.
+NO_IMAGE = "[an image stood here; this model reads text only]"
+
 
 @dataclass(frozen=True, slots=True)
 class RawPrompts:

@@ -66,9 +66,8 @@ class Dialect:
     """One endpoint that generates: how its body is read and its reply is written."""
 
     name: str
-    parse: Callable[[Fields, Sampling], Call]  # defaults of the checkpoint in; RequestError
+    parse: Callable[[Fields, Sampling], Call]  # on any thread; RequestError
     encoder: Callable[[Envelope], Encoder]
     rename: Callable[[str], str] = str  # a field as others name it -> as this dialect's clients do
     # Errors before the first token that a client who asked for a stream reads there.
     streamed: tuple[type[HeadraceError], ...] = ()
-    anywhere: bool = True  # a large body may be parsed on another thread

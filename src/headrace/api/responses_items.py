@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from headrace.api.call import NO_IMAGE
 from headrace.api.errors import NotFound
 from headrace.api.fields import Fields, shown
 from headrace.api.responses_tools import custom_arguments, flat_name
@@ -245,14 +246,14 @@ def _text(item: Fields, name: str, value: Any) -> str:
         return value
     if not isinstance(value, list):
         raise item.fault(name, f"found {shown(value)}", expected="a string or text parts")
-    return _parts(value, item.path(name))
+    return _parts(value, item.path(name), in_result=name == "output")
 
 
 def _joined_parts(item: Fields, name: str) -> str:
     return _parts(item.items(name) or [], item.path(name))
 
 
-def _parts(values: list[Any], path: str) -> str:
+def _parts(values: list[Any], path: str, *, in_result: bool = False) -> str:
     texts = []
     for i, raw in enumerate(values):
         part = Fields(raw, f"{path}[{i}]")
@@ -261,6 +262,8 @@ def _parts(values: list[Any], path: str) -> str:
             texts.append(part.required_text("text"))
         elif kind == "refusal":
             texts.append(part.required_text("refusal"))
+        elif kind == "input_image" and in_result:
+            texts.append(NO_IMAGE)
         else:
             raise part.fault(
                 "type",

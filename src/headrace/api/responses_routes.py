@@ -59,7 +59,6 @@ class ResponsesApi:
             rename=rename,
             # Codex reads it there; over HTTP it would only see a request that failed.
             streamed=(ContextOverflow,),
-            anywhere=False,
         )
 
     def routes(self) -> list[Route]:
@@ -83,7 +82,7 @@ class ResponsesApi:
         """Tokens of the prompt that a request with this input would have."""
         body = await self._body(request)
         self._served.name_for(body.text("model"))
-        ask, _ = parse_ask(body, self.store)
+        ask, _ = await asyncio.to_thread(parse_ask, body, self.store)
         body.refuse("conversation", "send the whole conversation as input")
         body.harmless("personality").done()
         try:

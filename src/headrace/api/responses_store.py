@@ -7,6 +7,7 @@ records share them: the sum of the sizes never understates what is held.
 from __future__ import annotations
 
 import json
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +37,7 @@ class Record:
 
 
 class ResponseStore:
-    """For the event loop's thread only."""
+    """Any thread may use it."""
 
     def __init__(
         self, *, most_responses: int = MOST_RESPONSES, most_bytes: int = MOST_BYTES
@@ -44,6 +45,7 @@ class ResponseStore:
         self._most_responses, self._most_bytes = most_responses, most_bytes
         self._records: OrderedDict[str, Record] = OrderedDict()
         self._of_item: dict[str, tuple[str, Json]] = {}  # item id -> its response and itself
+        self._lock = threading.RLock()
         self.nbytes = 0
 
     def __len__(self) -> int:
@@ -56,19 +58,21 @@ class ResponseStore:
             return
         id = str(response["id"])
         history = previous.all_items if previous else ()
-        self._records[id] = Record(response, items, history, nbytes)
-        for item in (*items, *response["output"]):
-            self._of_item[item["id"]] = id, item
-        self.nbytes += nbytes
-        while len(self._records) > self._most_responses or self.nbytes > self._most_bytes:
-            self.delete(next(iter(self._records)))
+        with self._lock:
+            self._records[id] = Record(response, items, history, nbytes)
+            for item in (*items, *response["output"]):
+                self._of_item[item["id"]] = id, item
+            self.nbytes += nbytes
+            while len(self._records) > self._most_responses or self.nbytes > self._most_bytes:
+                self.delete(next(iter(self._records)))
 
     def get(self, id: str) -> Record | None:
         """And it counts as used."""
-        record = self._records.get(id)
-        if record is not None:
-            self._records.move_to_end(id)
-        return record
+        with self._lock:
+            record = self._records.get(id)
+            if record is not None:
+                self._records.move_to_end(id)
+            return record
 
     def item(self, id: str) -> Json | None:
         """An input or output item of a response that is kept."""
@@ -77,14 +81,15 @@ class ResponseStore:
 
     def delete(self, id: str) -> bool:
         """Whether it was there."""
-        record = self._records.pop(id, None)
-        if record is None:
-            return False
-        self.nbytes -= record.nbytes
-        for item in (*record.items, *record.response["output"]):
-            if self._of_item.get(item["id"], ("",))[0] == id:
-                del self._of_item[item["id"]]
-        return True
+        with self._lock:
+            record = self._records.pop(id, None)
+            if record is None:
+                return False
+            self.nbytes -= record.nbytes
+            for item in (*record.items, *record.response["output"]):
+                if self._of_item.get(item["id"], ("",))[0] == id:
+                    del self._of_item[item["id"]]
+            return True
 
 
 def _size(value: Json) -> int:

@@ -158,8 +158,7 @@ class Api:
     async def _generate(self, request: Request, dialect: Dialect) -> ASGIApp:
         start = time.monotonic()
         parse = functools.partial(dialect.parse, await self._body(request), self.served.defaults)
-        apart = request.state.large and dialect.anywhere
-        call = await asyncio.to_thread(parse) if apart else parse()
+        call = await asyncio.to_thread(parse) if request.state.large else parse()
         call = replace(call, conversation=conversation_of(request.headers))
         model = self.served.answers_as(call.model)
         self.session.check_open()

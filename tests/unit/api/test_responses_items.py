@@ -112,6 +112,12 @@ def test_the_items_of_one_answer_become_one_message():
     )
 
 
+def test_an_image_in_a_result_is_said_to_be_none():
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+    found = messages(USER, call("c1"), output("c1", [text("input_text", "See: "), image]))
+    assert found[2].content == "See: [an image stood here; this model reads text only]"
+
+
 def test_without_handles_they_are_known_by_their_order():
     found = messages(
         USER,
