@@ -14,8 +14,9 @@ import pytest
 sys.path.append(str(Path(__file__).parent))
 from served import Served, tiny_model
 
-from fixtures.gguf_files import write_gguf
+from fixtures.gguf_files import matrices, write_gguf
 from headrace.cli.main import main
+from headrace.formats.format import BY_TAG
 
 FEW = ("--max-tokens", "12", "--temperature", "0", "--set", "dtype=float32")
 SAID = ("text", "prompt_tokens", "completion_tokens", "finish")
@@ -104,3 +105,22 @@ def test_a_server_names_the_model_by_its_file(file: Path) -> None:
     finally:
         served.process.terminate()
         served.process.wait()
+
+
+@pytest.mark.skipif("Q8_0" not in BY_TAG, reason="no quantised type yet")
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_quantised_files_in_memory_and_on_a_device(
+    folder: Path, capfd: Any, tmp_path: Path, kind: str
+) -> None:
+    model = tmp_path / "q.gguf"
+    write_gguf(
+        folder,
+        model,
+        matrices(gguf.GGMLQuantizationType[kind]),
+        extra=lambda writer: _add_tokenizer(writer, folder),
+    )
+    expected = told(capfd, "run", model, "hello you", *FEW)
+    assert expected["completion_tokens"] > 1
+    flags = ("--device", "emulated", "--set", "experts.cache=3 slots")
+    found = told(capfd, "run", model, "hello you", *FEW, *flags)
+    assert {k: found[k] for k in SAID} == {k: expected[k] for k in SAID}
