@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from headrace.errors import CheckpointError
 from headrace.formats.format import BY_TAG, Format
+from headrace.formats.words import format_of
 from headrace.weights.safetensors import read_table
 
 MAX_CONFIG_BYTES = 16 << 20
@@ -34,7 +35,7 @@ class StoredTensor:
     @property
     def format(self) -> Format:
         """Raises CheckpointError for a dtype that no codec knows."""
-        known = BY_TAG.get(self.tag)
+        known = format_of(self.tag)
         if known is None:
             raise CheckpointError(
                 f"{self.file}: tensor {self.name!r} has dtype {self.tag}",

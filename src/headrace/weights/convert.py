@@ -30,7 +30,8 @@ from headrace.weights.ftw_target import (
     times_of,
     write_side_files,
 )
-from headrace.weights.gather import Gatherer, Words, widened
+from headrace.weights.gather import Gatherer, Words, tiles_of, widened
+from headrace.weights.pieces import PackedPiece
 from headrace.weights.plan import WeightPlan
 
 WORKERS = 3
@@ -54,11 +55,16 @@ def convert(
     CheckpointError for sources that cannot be read.
     """
     check_target(checkpoint, target)
-    layout, source = lay_out(plan), source_of(checkpoint, plan)
+    layout, source = lay_out(plan), source_of(checkpoint)
     if (target / INDEX).is_file():
         return _finished(target, source)
     target.mkdir(exist_ok=True)
-    mark = [source, times_of(plan), [s._asdict() for s in layout.shards], _layout_mark(layout)]
+    mark = [
+        source,
+        times_of(checkpoint),
+        [s._asdict() for s in layout.shards],
+        _layout_mark(layout),
+    ]
     with Journal(target, mark) as journal:
         try:
             reserve(target, layout.shards)
@@ -132,11 +138,12 @@ class _Copying:
     def _write(self, entry: Entry, gatherer: Gatherer) -> int:
         """The checksum of all bytes of the entry; the gaps between its parts are zeros."""
         fd, crc, at = self._fds[entry.span.shard], 0, 0
+        tiles = tiles_of([c.piece for c in entry.copies if isinstance(c.piece, PackedPiece)])
         for copy in entry.copies:
             gap = np.zeros(copy.offset - at, np.uint8)
             crc = _native.crc32c(gap.ctypes.data, gap.nbytes, crc)
             at = copy.offset
-            for words in _chunks(copy, gatherer):
+            for words in _chunks(copy, tiles, gatherer):
                 _write_all(fd, words, entry.span.offset + at)
                 crc = _native.crc32c(words.ctypes.data, words.nbytes, crc)
                 at += words.nbytes
@@ -153,14 +160,17 @@ class _Copying:
             self._journal.add(batch)
 
 
-def _chunks(copy: Copy, gatherer: Gatherer) -> Iterator[Words]:
-    """The bytes of a part, dense, CHUNK_BYTES or one row of its first axis at a time."""
-    rows = copy.view.shape[0]
+def _chunks(copy: Copy, tiles: Mapping[int, Words], gatherer: Gatherer) -> Iterator[Words]:
+    """The bytes of a piece, dense, CHUNK_BYTES or one row of its first axis at a time."""
+    piece = copy.piece
+    if isinstance(piece, PackedPiece):
+        yield tiles[id(piece)]
+        return
+    rows = piece.shape[0]
     step = max(1, CHUNK_BYTES * rows // max(copy.nbytes, 1))
     for begin in range(0, rows, step):
-        view = copy.view.slice(0, begin, min(step, rows - begin), 1)
-        words = gatherer.words(copy.stored, view)
-        yield widened(words, copy.stored.format) if copy.widen else words
+        words = gatherer.words(piece, begin, min(step, rows - begin))
+        yield widened(words, piece.format) if copy.widen else words
 
 
 def _write_all(fd: int, words: Words, offset: int) -> None:
@@ -183,7 +193,7 @@ def _finished(target: Path, source: dict[str, Any]) -> Index:
 
 def _layout_mark(layout: Layout) -> list[Any]:
     parts = {str(layer): [list(p) for p in e.parts] for layer, e in layout.experts.items()}
-    return [parts, [[e.name, *e.span] for e in layout.entries]]
+    return [[list(s) for s in layout.shards], parts, [[e.name, *e.span] for e in layout.entries]]
 
 
 def _index(

@@ -43,12 +43,19 @@ def open_ftw(path: Path) -> FtwCheckpoint:
     index = parse(path)
     for shard in index.shards:
         check_size(path / shard.file, shard.nbytes)
-    config = dict(read_json(path / "config.json", MAX_CONFIG_BYTES))
-    config.pop("quantization_config", None)  # tells of the source's files; the index of these
+    config = _unquantised(read_json(path / "config.json", MAX_CONFIG_BYTES))
     tensors: dict[str, StoredTensor] = {}
     for stored in _tensors(path, index):
         tensors[stored.name] = stored
     return FtwCheckpoint(path, config, tensors, index)
+
+
+def _unquantised(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what tells of the number formats of the source's files."""
+    told = ("quantization_config", "compression_config")
+    kept = {key: value for key, value in config.items() if key not in told}
+    text = kept.get("text_config")
+    return kept | {"text_config": _unquantised(text)} if isinstance(text, dict) else kept
 
 
 def check_size(file: Path, nbytes: int) -> None:

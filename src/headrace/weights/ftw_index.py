@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headrace.errors import CheckpointError
-from headrace.formats.format import BY_TAG
+from headrace.formats.format import Format
+from headrace.formats.words import format_of
 
 INDEX = "ftw.json"
 VERSION = 1
@@ -102,6 +103,14 @@ class Index:
 def row_bytes(parts: Sequence[Part]) -> int:
     """Of one row, from its first byte to the last of its last tensor."""
     return max(part.offset + part.nbytes for part in parts)
+
+
+def nbytes_of(form: Format, shape: Sequence[int]) -> int:
+    """Of a dense tensor."""
+    if form.packed:
+        rows, columns = shape
+        return form.nbytes(rows, columns)
+    return math.prod(shape) * form.element_bytes
 
 
 def plain_name(name: str) -> bool:
@@ -303,17 +312,24 @@ class _Reader:
         self, table: Mapping[str, Any], where: str, nbytes: int
     ) -> tuple[str, tuple[int, ...]]:
         tag, shape = table.get("dtype"), table.get("shape")
-        if not isinstance(tag, str) or tag not in BY_TAG:
-            raise self.error(f"{where}: dtype {tag!r}", "one of " + ", ".join(BY_TAG))
+        form = format_of(tag) if isinstance(tag, str) else None
+        if form is None or not isinstance(tag, str):
+            raise self.error(f"{where}: dtype {str(tag)[:80]!r}", "a dtype of FTW, such as BF16")
         if (
             not isinstance(shape, list)
             or len(shape) > 8
             or any(type(n) is not int or not 0 <= n < MAX_BYTES for n in shape)
         ):
             raise self.error(f"{where}: shape {str(shape)[:80]}", "a list of whole numbers")
-        expected = math.prod(shape) * BY_TAG[tag].element_bytes
-        if nbytes != expected:
-            raise self.error(f"{where}: {nbytes} bytes", f"{expected} for {tag} {shape}")
+        if form.packed and (len(shape) != 2 or shape[1] % form.multiple):
+            raise self.error(
+                f"{where}: shape {shape} of {tag}",
+                f"[rows, columns], columns a multiple of {form.multiple}",
+            )
+        if nbytes != nbytes_of(form, shape):
+            raise self.error(
+                f"{where}: {nbytes} bytes", f"{nbytes_of(form, shape)} for {tag} {shape}"
+            )
         return tag, tuple(shape)
 
     def _check_parts(self, where: str, parts: Sequence[Part]) -> None:

@@ -7,11 +7,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
 
 from headrace.errors import CheckpointError
 from headrace.formats.format import FLOAT32
-from headrace.weights.checkpoint import StoredTensor
+from headrace.formats.words import word_of
 from headrace.weights.ftw_index import (
     BLOCK,
     KINDS,
@@ -21,10 +20,11 @@ from headrace.weights.ftw_index import (
     Part,
     Shard,
     Span,
+    nbytes_of,
     row_bytes,
 )
 from headrace.weights.names import View
-from headrace.weights.pieces import Piece, plain
+from headrace.weights.pieces import AnyPiece, Piece
 from headrace.weights.plan import WeightPlan
 
 SHARD_BYTES = 4 << 30  # a larger entry has a shard of its own
@@ -33,10 +33,9 @@ _EXPERTS = re.compile(r"layers\.(\d+)\.experts\.(.+)")
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A part of a stored tensor that becomes `nbytes` at `offset` of an entry."""
+    """A piece of the source that becomes `nbytes` at `offset` of an entry."""
 
-    stored: StoredTensor
-    view: View
+    piece: AnyPiece
     offset: int
     nbytes: int
     widen: bool  # to float32
@@ -66,9 +65,8 @@ def lay_out(plan: WeightPlan) -> Layout:
     shelf = _Shelf()
     entries: list[Entry] = []
     tensors: dict[str, Dense] = {}
-    stacks: dict[int, dict[str, list[Piece]]] = {}
-    for name, group in plan.pieces.items():
-        pieces = plain(group, "an FTW folder")
+    stacks: dict[int, dict[str, list[AnyPiece]]] = {}
+    for name, pieces in plan.pieces.items():
         named = _EXPERTS.fullmatch(name)
         if named:
             stacks.setdefault(int(named[1]), {})[named[2]] = list(_by_expert(named[2], pieces))
@@ -76,9 +74,8 @@ def lay_out(plan: WeightPlan) -> Layout:
         (piece,) = pieces
         nbytes = plan.nbytes(name)
         span = shelf.place(nbytes)
-        tensors[name] = Dense(piece.stored.tag, piece.view.shape, span)
-        copy = Copy(piece.stored, piece.view, 0, nbytes, widen=False)
-        entries.append(Entry(name, span, (copy,)))
+        tensors[name] = Dense(word_of(piece.format), piece.shape, span)
+        entries.append(Entry(name, span, (Copy(piece, 0, nbytes, widen=False),)))
     experts: dict[int, ExpertLayer] = {}
     for layer, stack in stacks.items():
         parts = tuple(_parts(layer, stack))
@@ -110,35 +107,41 @@ class _Shelf:
         return tuple(Shard(f"shard-{i + 1:05d}.ftw", n) for i, n in enumerate(self._ends))
 
 
-def _by_expert(kind: str, pieces: Sequence[Piece]) -> Iterator[Piece]:
+def _by_expert(kind: str, pieces: Sequence[AnyPiece]) -> Iterator[AnyPiece]:
     """A stack of all experts, taken apart, or the pieces as they are."""
-    if len(pieces[0].view.shape) < (2 if kind.endswith(".bias") else 3):
+    piece = pieces[0]
+    if len(piece.shape) < (2 if kind.endswith(".bias") else 3):
         yield from pieces
         return
-    (piece,) = pieces
+    assert isinstance(piece, Piece)
     view = piece.view
     for e in range(view.shape[0]):
         own = View(view.shape[1:], view.strides[1:], view.start + e * view.strides[0])
         yield Piece(piece.stored, own)
 
 
-def _parts(layer: int, stack: dict[str, list[Piece]]) -> Iterator[Part]:
+def _parts(layer: int, stack: dict[str, list[AnyPiece]]) -> Iterator[Part]:
     at = 0
     for kind in (k for k in KINDS if k in stack):
         pieces = stack[kind]
-        tags = {p.stored.tag for p in pieces}
-        # Kernels want biases in float32; a layer of mixed formats is widened when it is loaded.
-        format_ = pieces[0].stored.format
-        if kind.endswith(".bias") or len(tags) > 1:
-            format_ = FLOAT32
-        shape = pieces[0].view.shape
-        if any(p.view.shape != shape for p in pieces):
+        kinds = {p.format for p in pieces}
+        # Kernels want biases in float32; experts of several formats are widened when they are
+        # loaded.
+        form = FLOAT32 if kind.endswith(".bias") or len(kinds) > 1 else pieces[0].format
+        if form is FLOAT32 and any(k.packed for k in kinds):
+            raise CheckpointError(
+                f"layer {layer}: experts have {kind} as "
+                + ", ".join(sorted(word_of(k) for k in kinds)),
+                expected="one number format for all experts of a layer",
+                fix="serve the source as it is",
+            )
+        shape = pieces[0].shape
+        if any(p.shape != shape for p in pieces):
             raise CheckpointError(f"layer {layer}: experts differ in {kind}", expected="one shape")
-        nbytes = prod(shape) * format_.element_bytes
-        yield Part(kind, format_.tag, shape, at, nbytes)
+        nbytes = nbytes_of(form, shape)
+        yield Part(kind, word_of(form), shape, at, nbytes)
         at = -(-(at + nbytes) // PART_ALIGN) * PART_ALIGN
 
 
-def _copy(piece: Piece, part: Part) -> Copy:
-    widen = part.tag != piece.stored.tag
-    return Copy(piece.stored, piece.view, part.offset, part.nbytes, widen)
+def _copy(piece: AnyPiece, part: Part) -> Copy:
+    return Copy(piece, part.offset, part.nbytes, widen=part.tag != word_of(piece.format))

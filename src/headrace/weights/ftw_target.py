@@ -20,29 +20,32 @@ from headrace.errors import CapacityError, ConfigError
 from headrace.weights.checkpoint import Checkpoint
 from headrace.weights.ftw import JOURNAL, FtwCheckpoint
 from headrace.weights.ftw_index import INDEX, Shard, SideFile, plain_name
-from headrace.weights.plan import WeightPlan
 
 SPARE_BYTES = 64 << 20  # left free on the disk
 MAX_SIDE_BYTES = 64 << 20
 SIDE_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".md")
 
 
-def source_of(checkpoint: Checkpoint, plan: WeightPlan) -> dict[str, Any]:
-    """Who the source is, by its config, its files and the tensors that were taken."""
-    files = sorted({t.file for t in checkpoint.tensors.values()})
-    table = "".join(f"{t.name} {t.tag} {list(t.shape)} {t.nbytes}\n" for t in plan.stored)
+def source_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Who the source is, by its config, its files and its tensors."""
+    stored = sorted(checkpoint.tensors.values(), key=lambda t: t.name)
+    table = "".join(f"{t.name} {t.tag} {list(t.shape)} {t.nbytes}\n" for t in stored)
     config = json.dumps(checkpoint.config, sort_keys=True)
     return {
         "name": checkpoint.path.resolve().name,
-        "files": [{"file": f.name, "bytes": f.stat().st_size} for f in files],
+        "files": [{"file": f.name, "bytes": f.stat().st_size} for f in _files(checkpoint)],
         "config_sha256": hashlib.sha256(config.encode()).hexdigest(),
         "tensors_sha256": hashlib.sha256(table.encode()).hexdigest(),
     }
 
 
-def times_of(plan: WeightPlan) -> list[tuple[str, int]]:
+def times_of(checkpoint: Checkpoint) -> list[tuple[str, int]]:
     """When the source's files were written last: a source that changes is not gone on with."""
-    return [(f.name, f.stat().st_mtime_ns) for f in sorted({t.file for t in plan.stored})]
+    return [(f.name, f.stat().st_mtime_ns) for f in _files(checkpoint)]
+
+
+def _files(checkpoint: Checkpoint) -> list[Path]:
+    return sorted({t.file for t in checkpoint.tensors.values()})
 
 
 def check_target(checkpoint: Checkpoint, target: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from headrace.formats.format import BFLOAT16, FLOAT16, FLOAT32, Format
 from headrace.weights.arena import Arena
 from headrace.weights.checkpoint import StoredTensor
 from headrace.weights.names import View
+from headrace.weights.packing import Place, Staged, batches
+from headrace.weights.pieces import PackedPiece, Piece
 
 BLOCK = 4096
 WINDOW_BYTES = 64 << 20  # what one look at a file may hold
@@ -28,10 +31,16 @@ class Gatherer:
         self._arena = Arena(window_bytes + 2 * BLOCK)
         self._held: tuple[Path, int, int] | None = None  # file, from and to which block
 
-    def words(self, stored: StoredTensor, view: View) -> Words:
-        """The elements of a view, dense, as unsigned words of their size."""
-        out = np.empty(view.shape, _WORDS[stored.format.element_bytes])
-        self._fill(stored, view, out)
+    def words(self, piece: Piece, begin: int, count: int) -> Words:
+        """Rows of a piece, along its first axis, dense: as unsigned words of an element's size, as
+        bytes where it is packed.
+        """
+        view, width = piece.view, piece.format.element_bytes
+        if piece.format.packed:
+            view, width = _bytes_of(view, piece.format), 1
+        view = view.slice(0, begin, count, 1)
+        out = np.empty(view.shape, _WORDS[width])
+        self._fill(piece.stored, view, out)
         return out
 
     def read(self, stored: StoredTensor, start: int, nbytes: int) -> NDArray[np.uint8]:
@@ -52,16 +61,12 @@ class Gatherer:
             ranges = [(start, end - start, self._arena.address)]
             _native.FileReader(str(stored.file), ranges, threads=2).wait()
         except (OSError, ValueError) as error:  # ValueError: shorter than its table says
-            raise CheckpointError(
-                f"reading {stored.name!r} failed: {error}",
-                expected="files that stay as they are",
-                fix="check the disk, or download the file again",
-            ) from error
+            raise _unread(f"{stored.name!r}: {error}") from error
 
     def _fill(self, stored: StoredTensor, view: View, out: Words) -> None:
         if out.size == 0:
             return
-        size = stored.format.element_bytes
+        size = out.itemsize
         steps = [(n - 1) * s for n, s in zip(view.shape, view.strides, strict=True)]
         extent = (sum(steps) + 1) * size
         if extent > self._window_bytes:
@@ -75,6 +80,38 @@ class Gatherer:
         data = self.read(stored, stored.offset + view.start * size, extent).view(out.dtype)
         strides = [s * size for s in view.strides]
         np.copyto(out, np.lib.stride_tricks.as_strided(data, view.shape, strides))
+
+
+def _unread(what: str) -> CheckpointError:
+    return CheckpointError(
+        f"reading {what} failed",
+        expected="files that stay as they are",
+        fix="check the disk, or download the file again",
+    )
+
+
+def _bytes_of(view: View, form: Format) -> View:
+    """Whole rows of a packed tensor, as the bytes that they are."""
+    columns = view.shape[-1]
+    nbytes = form.tile_nbytes(columns)
+    strides = (*(s // columns * nbytes for s in view.strides[:-1]), 1)
+    return View((*view.shape[:-1], nbytes), strides, view.start // columns * nbytes)
+
+
+def tiles_of(pieces: Sequence[PackedPiece]) -> dict[int, Words]:
+    """Quantised matrices as tiles, by the `id` of their piece; all of them are held at once."""
+    made: dict[int, Words] = {}
+
+    def keep(piece: PackedPiece, place: Place) -> None:
+        held = memoryview(place.arena.buffer(place.offset, piece.nbytes))
+        made[id(piece)] = np.frombuffer(held.cast("B"), np.uint8)
+
+    for batch in batches(pieces):
+        try:
+            Staged(batch).pack(keep)
+        except (OSError, ValueError) as error:
+            raise _unread(str(error)) from error
+    return made
 
 
 def widened(words: Words, format_: Format) -> Words:

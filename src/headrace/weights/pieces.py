@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TypeAlias, cast
 
@@ -43,10 +44,10 @@ class Piece:
 
     @property
     def nbytes(self) -> int:
-        count = 1
-        for n in self.shape[:-1]:
-            count *= n
-        return count * self.format.tile_nbytes(self.shape[-1]) if self.shape else 4
+        if len(self.shape) < 2:
+            return self.format.tile_nbytes(self.shape[0]) if self.shape else 4
+        *lead, rows, columns = self.shape
+        return prod(lead) * self.format.nbytes(rows, columns)
 
 
 @dataclass(frozen=True, slots=True)

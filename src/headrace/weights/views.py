@@ -63,6 +63,9 @@ def _rows(base: Tensor, piece: Piece) -> list[Weight]:
     """Packed rows where they lie: a matrix, or one for each of a stack."""
     *lead, rows, columns = piece.view.shape
     nbytes = piece.format.tile_nbytes(columns)
+    if piece.format.tile_rows > 1:  # of a folder of our own, whole and dense
+        shape = (piece.format.tiles(rows), nbytes)
+        return [Packed(piece.format, rows, columns, base.view(shape))]
     *apart, step, _ = (n // columns * nbytes for n in piece.view.strides)
     start = piece.view.start // columns * nbytes
     firsts = [start + e * apart[0] for e in range(lead[0])] if lead else [start]

@@ -69,7 +69,10 @@ BAD: dict[str, tuple[Change, str]] = {
     "name": (put("tensors", "a/../b", value={}), "tensor 'a/../b'"),
     "pattern": (put("tensors", "layers.{layer}.q", value={}), "canonical name"),
     "dense": (put("tensors", "norm", value=[]), "norm is a JSON list"),
-    "dtype": (put("tensors", "norm", "dtype", value="F33"), "norm: dtype 'F33'; expected one of"),
+    "dtype": (
+        put("tensors", "norm", "dtype", value="F33"),
+        "norm: dtype 'F33'; expected a dtype of FTW",
+    ),
     "dtype list": (put("tensors", "norm", "dtype", value=["F32"]), "norm: dtype"),
     "shape": (put("tensors", "norm", "shape", value=[45]), "norm: 88 bytes; expected 90"),
     "shape text": (put("tensors", "norm", "shape", value="44"), "norm: shape 44"),

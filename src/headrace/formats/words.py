@@ -1,0 +1,45 @@
+"""A word for every number format, for files of our own: a tag where other files have one. No
+torch.
+"""
+
+from __future__ import annotations
+
+import re
+
+from headrace.formats import format as formats
+from headrace.formats.format import BY_TAG, Format
+
+_WORD = re.compile(r"(FP8|MXFP8|MXFP4|NVFP4|INT4|INT4-BF16)-([1-9][0-9]{0,4})(-ZEROS)?")
+_NAMES = {3: "FP8", 5: "MXFP8", 6: "MXFP4", 7: "NVFP4", 8: "INT4", 9: "INT4-BF16"}
+FP8_ROW = "FP8-ROW"
+
+
+def word_of(form: Format) -> str:
+    """Such as BF16, Q4_K, MXFP4-32: enough to find the format again."""
+    if form.tag:
+        return form.tag
+    if form == formats.FP8_ROW:
+        return FP8_ROW
+    kind = form.code & ((1 << formats.GROUP_SHIFT) - 1)
+    zeros = "-ZEROS" if form.code >> formats.ZEROS_SHIFT else ""
+    return f"{_NAMES[kind]}-{form.group}{zeros}"
+
+
+def format_of(word: str) -> Format | None:
+    """The format that a word means, None for other words."""
+    if word in BY_TAG:
+        return BY_TAG[word]
+    if word == FP8_ROW:
+        return formats.FP8_ROW
+    match = _WORD.fullmatch(word)
+    if match is None:
+        return None
+    name, group, zeros = match[1], int(match[2]), match[3] is not None
+    if name.startswith("INT4"):
+        return formats.int4(group, bf16_scales=name == "INT4-BF16", zeros=zeros)
+    if zeros:
+        return None
+    return {
+        "FP8": formats.fp8_block, "MXFP8": formats.mxfp8, "MXFP4": formats.mxfp4,
+        "NVFP4": formats.nvfp4,
+    }[name](group)  # fmt: skip

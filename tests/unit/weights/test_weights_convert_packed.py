@@ -1,0 +1,140 @@
+"""Quantised checkpoints as FTW folders: the same tiles, so the same logits bit for bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import ftw_folders
+import gguf
+import gguf_files
+import pytest
+import tiny
+import torch
+from engines import load
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from headrace.formats import format as formats
+from headrace.formats.words import format_of, word_of
+from headrace.models.source import open_model
+from headrace.weights.ftw_index import parse
+from headrace.weights.verify import verify_ftw
+
+PROMPT = list(range(3, 30))
+
+
+def built(path: Path, case: str, **changes: object) -> Path:
+    old = tiny.CASES[case]
+    with pytest.MonkeyPatch.context() as patch:
+        values = {**old.values, "num_hidden_layers": 2, **changes}
+        patch.setitem(tiny.CASES, "changed", tiny.Case(old.model_type, values, old.seed))
+        tiny.build("changed", path, dtype=torch.bfloat16)
+    return path
+
+
+def scores(path: Path) -> Tensor:
+    engine = load(path)
+    try:
+        return torch.tensor(engine.score(PROMPT))
+    finally:
+        engine.close()
+
+
+def same(source: Path, made: Path) -> set[str]:
+    """The number formats of the folder, once it is known to compute the same."""
+    ftw_folders.converted(source, made)
+    assert verify_ftw(made) == []
+    expected, found = scores(source), scores(made)
+    assert expected.isfinite().all()
+    assert torch.equal(found, expected)
+    a, b = open_model(made), open_model(source)
+    assert a.facts.expert_bytes[0] >= b.facts.expert_bytes[0]  # biases are wider
+    index = parse(made)
+    words = {dense.tag for dense in index.tensors.values()}
+    return words | {part.tag for layer in index.experts.values() for part in layer.parts}
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
+def test_gguf(tmp_path: Path, kind: str) -> None:
+    folder = built(
+        tmp_path / "source", "qwen3_moe",
+        hidden_size=256, moe_intermediate_size=256, num_attention_heads=4, head_dim=64,
+    )  # fmt: skip
+    few = gguf_files.matrices(gguf.GGMLQuantizationType[kind])
+
+    def kinds(name: str, values: gguf_files.Array) -> gguf.GGMLQuantizationType:
+        chosen = few(name, values)
+        more = "ffn_down" in name and chosen.name == kind
+        return gguf.GGMLQuantizationType.Q6_K if more else chosen
+
+    gguf_files.write_gguf(folder, tmp_path / "q.gguf", kinds)
+    assert same(tmp_path / "q.gguf", tmp_path / "made") == {"F32", kind, "Q6_K"}
+
+
+def test_fp8_in_blocks(tmp_path: Path) -> None:
+    """Eight rows a tile, the last one of each matrix not full."""
+    folder = built(tmp_path / "source", "mixtral", hidden_size=144, intermediate_size=150)
+    tensors = load_file(folder / "model.safetensors")
+    for name in [n for n in tensors if ".experts." in n or "_proj" in n]:
+        values = tensors.pop(name).float()
+        tall, wide = (-(-n // 128) for n in values.shape)
+        scale = torch.rand(tall, wide) + 0.5
+        spread = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
+        tensors[name] = (values / spread[: values.shape[0], : values.shape[1]]).to(
+            torch.float8_e4m3fn
+        )
+        tensors[f"{name}_scale_inv"] = scale
+    quantise(folder, tensors, {"quant_method": "fp8", "weight_block_size": [128, 128]})
+    assert same(folder, tmp_path / "made") == {"BF16", "FP8-128"}
+
+
+def test_mxfp4_with_gate_and_up_in_turns(tmp_path: Path) -> None:
+    folder = built(tmp_path / "source", "gpt_oss", hidden_size=64, intermediate_size=96)
+    tensors = load_file(folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(3)
+    for name in [n for n in tensors if n.endswith(("gate_up_proj", "down_proj"))]:
+        count, columns, rows = tensors.pop(name).shape
+        blocks = (count, rows, columns // 32, 16)
+        tensors[f"{name}_blocks"] = torch.randint(
+            0, 256, blocks, dtype=torch.uint8, generator=generator
+        )
+        tensors[f"{name}_scales"] = torch.randint(
+            119, 124, blocks[:3], dtype=torch.uint8, generator=generator
+        )
+    quantise(folder, tensors, {"quant_method": "mxfp4"})
+    assert same(folder, tmp_path / "made") == {"BF16", "F32", "MXFP4-32"}
+
+
+def quantise(folder: Path, tensors: dict[str, Tensor], how: dict[str, object]) -> None:
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": how}))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        *formats.FLOATS,
+        *formats.GGML,
+        formats.FP8_ROW,
+        formats.fp8_block(128),
+        formats.mxfp8(),
+        formats.mxfp4(64),
+        formats.nvfp4(),
+        formats.int4(128, bf16_scales=False, zeros=False),
+        formats.int4(32, bf16_scales=False, zeros=True),
+        formats.int4(128, bf16_scales=True, zeros=True),
+    ],
+)  # fmt: skip
+def test_every_format_has_a_word(form: formats.Format) -> None:
+    assert format_of(word_of(form)) == form
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["", "F33", "F8_E4M3", "MXFP4", "MXFP4-", "MXFP4-0", "MXFP4-032", "MXFP4--32", "FP8-128-ZEROS"],
+)
+def test_other_words_mean_nothing(word: str) -> None:
+    if word not in formats.BY_TAG:
+        assert format_of(word) is None
