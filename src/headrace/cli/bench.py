@@ -229,6 +229,38 @@ def tier(
     _report(some, run, shape, as_json=as_json, out=out)
 
 
+@app.command("soak")
+def soak(
+    url: Annotated[str, typer.Option(help="A running headrace server.")],
+    minutes: Annotated[float, typer.Option(min=0.1)] = 30.0,
+    conversations: Annotated[int, typer.Option(min=1, help="At once.")] = 8,
+    pid: Annotated[int | None, typer.Option(help="Of the server: its memory is watched.")] = None,
+    as_json: options.Json = False,
+    out: Out = None,
+) -> None:
+    """Conversations whose clients hang up at random; then nothing may be held. Exit 1 otherwise."""
+    from headrace.bench.load_client import Target  # noqa: PLC0415 start-up time
+    from headrace.bench.report import write  # noqa: PLC0415 start-up time
+    from headrace.bench.soak import soak as run  # noqa: PLC0415 start-up time
+    from headrace.cli.meter import Meter  # noqa: PLC0415 start-up time
+
+    start_logging("warning")
+    with Meter("soaking") as meter:
+        result = run(
+            Target(url),
+            url,
+            seconds=60 * minutes,
+            conversations=conversations,
+            pid=pid,
+            progress=lambda done, total: meter.show(done, total, "seconds"),
+        )
+    if out is not None:
+        write(out, result)
+    sys.stdout.write(json.dumps(result) + "\n" if as_json else f"{result}\n")
+    if any(result["left_behind"].values()):
+        raise typer.Exit(1)
+
+
 def _report(
     measure: Callable[..., dict[str, Any]],
     run: Run,

@@ -121,3 +121,20 @@ def test_who_leaves_is_cancelled_in_any_phase(stream: bool, tmp_path: Path) -> N
         # Sessions go on as if nothing had been.
         turn = Turn(({"role": "user", "content": "x"},), max_tokens=3)
         assert replay([Session("a", (turn,))], Target(server.url))["all"]["errors"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slots", [0, 40])
+def test_nothing_is_left_behind(slots: int, tmp_path: Path) -> None:
+    """`headrace bench soak` does the same to a server with a model, for as long as one likes."""
+    from headrace.bench.soak import soak
+
+    numbers = {"sequences": 5, "kv_tokens": 20_000, "context": 8000, "state_slots": slots}
+    with scripted_server(tmp_path, answer, pace=lambda _: 0.002, **numbers) as server:
+        result = soak(Target(server.url), server.url, seconds=12)
+        server.wait_idle()
+        server.engine.check()
+    assert result["errors"] == 0
+    assert result["answers"] > 20
+    assert result["left"] > 5
+    assert not any(result["left_behind"].values())

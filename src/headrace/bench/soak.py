@@ -1,0 +1,114 @@
+"""Conversations that go on for a while, with answers cut off at random: nothing may be left behind.
+
+Clients hang up in the queue, while a prompt is read and while an answer is written.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+
+from headrace.bench.load_client import Target
+from headrace.bench.load_sessions import Message
+
+LEAVES = 0.3  # of all requests are left before their end
+MOST_TURNS = 12  # then a conversation begins anew
+
+
+def soak(
+    target: Target,
+    url: str,
+    *,
+    seconds: float,
+    conversations: int = 8,
+    pid: int | None = None,
+    seed: int = 1,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
+    """`pid`: of the server, whose memory is watched. The result says what was left behind."""
+    until, counts = time.monotonic() + seconds, {"answers": 0, "left": 0, "errors": 0}
+    lock = threading.Lock()
+
+    def talk(number: int) -> None:
+        rng, messages = random.Random(seed * 1000 + number), list[Message]()
+        while time.monotonic() < until:
+            if len(messages) > 2 * MOST_TURNS or not messages:
+                messages = [{"role": "system", "content": _words(rng, 300)}]
+            asked = [*messages, {"role": "user", "content": _words(rng, rng.choice((5, 40, 150)))}]
+            body = {"messages": asked, "max_tokens": rng.choice((4, 20, 60))}
+            if rng.random() < LEAVES:
+                _leave(url, {**body, "model": target.model}, rng)
+                kind = "left"
+            else:
+                reply = target.ask(body, timeout_s=120)
+                kind = "errors" if reply.error else "answers"
+                messages = asked if reply.error else [*asked, reply.message()]
+            with lock:
+                counts[kind] += 1
+
+    threads = [threading.Thread(target=talk, args=(i,), daemon=True) for i in range(conversations)]
+    for thread in threads:
+        thread.start()
+    memory: list[int] = []
+    began = time.monotonic()
+    while any(thread.is_alive() for thread in threads):
+        progress(int(time.monotonic() - began), int(seconds))
+        if pid is not None:
+            memory.append(psutil.Process(pid).memory_info().rss)
+        time.sleep(min(1.0, seconds / 20))
+    return {**counts, "seconds": time.monotonic() - began, **_rest(url), **_memory(memory)}
+
+
+def _words(rng: random.Random, n: int) -> str:
+    return " ".join(rng.choice(("water", "wheel", "stone", "mill", "runs")) for _ in range(n))
+
+
+def _leave(url: str, body: dict[str, Any], rng: random.Random) -> None:
+    """Sends a request, reads for a moment and hangs up; streaming or not."""
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=30)
+    try:
+        data = json.dumps({**body, "stream": rng.random() < 0.5})
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/chat/completions", data, headers)
+        time.sleep(rng.choice((0.0, 0.01, 0.1, 0.4)))
+    except OSError:
+        pass
+    finally:
+        connection.close()
+
+
+def _rest(url: str, patience_s: float = 60.0) -> dict[str, Any]:
+    """What an idle server still holds."""
+    until = time.monotonic() + patience_s
+    while True:
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=30)
+        connection.request("GET", "/engine/status")
+        engine = json.loads(connection.getresponse().read())["engine"]
+        connection.close()
+        names = ("running", "waiting", "kv_blocks_used", "state_slots_used")
+        held = {name: engine[name] for name in names}
+        if not any(held.values()) or time.monotonic() > until:
+            return {"left_behind": held, "requests": engine["requests"]}
+        time.sleep(0.1)
+
+
+def _memory(seen: list[int]) -> dict[str, Any]:
+    """Medians of the second and the last fifth of the run, in bytes."""
+    if len(seen) < 10:
+        return {}
+    fifth = len(seen) // 5
+    parts = sorted(seen[fifth : 2 * fifth]), sorted(seen[-fifth:])
+    early, late = (part[len(part) // 2] for part in parts)
+    return {"memory_early_bytes": early, "memory_late_bytes": late}
