@@ -51,6 +51,8 @@ def template_messages(
             for n, call in enumerate(message.tool_calls):
                 _parsed(call, f"messages[{i}].tool_calls[{n}].function.arguments")
     shaped = with_call_ids(_without_volatile(messages), shape.call_ids)
+    if shape.single_call:
+        shaped = _one_call_a_turn(shaped)
     if not shape.tools:
         if not shape.calls:
             shaped = [_calls_as_text(message) for message in shaped]
@@ -88,6 +90,29 @@ def with_call_ids(messages: Sequence[Message], ids: CallIds) -> list[Message]:
             shaped.append(replace(message, tool_call_id=new, name=message.name or name))
         else:
             shaped.append(replace(message, tool_calls=tuple(calls)) if calls else message)
+    return shaped
+
+
+def _one_call_a_turn(messages: list[Message]) -> list[Message]:
+    """A turn with several calls as several turns, each with its results behind it."""
+    shaped: list[Message] = []
+    at = 0
+    while at < len(messages):
+        message = messages[at]
+        at += 1
+        if len(message.tool_calls) < 2:
+            shaped.append(message)
+            continue
+        results: list[Message] = []
+        while at < len(messages) and messages[at].role == "tool":
+            results.append(messages[at])
+            at += 1
+        for n, call in enumerate(message.tool_calls):
+            first = message if n == 0 else Message("assistant")
+            shaped.append(replace(first, tool_calls=(call,)))
+            shaped += [result for result in results if result.tool_call_id == call.id]
+        known = {call.id for call in message.tool_calls}
+        shaped += [result for result in results if result.tool_call_id not in known]
     return shaped
 
 

@@ -206,14 +206,6 @@ class Renderer:
             grammar=grammar,
         )
 
-    def prepare_grammars(self) -> None:
-        """Build what all grammars share (a second or more), so that no request has to wait for it.
-
-        Does nothing for a checkpoint without end tokens, where grammars are refused.
-        """
-        if self.end_ids:
-            compile_text_constraint(self.tokenizer, OutputFormat("regex", pattern="a"))
-
     def completion_prompt(self, text: str) -> Prompt:
         """A plain completion: control tokens in the text are read as such, and BOS is added where
         the checkpoint asks for it. Raises RequestError for text that is not Unicode."""

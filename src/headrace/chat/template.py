@@ -62,6 +62,7 @@ class Shape:
     tools: bool = False  # describes tools, and renders calls and results
     calls: bool = False  # renders calls and results, though it does not describe tools
     call_ids: CallIds = "any"
+    single_call: bool = False  # refuses a turn with several calls
     reasoning_keys: tuple[str, ...] = ()  # the names it reads an earlier reasoning by
 
 
@@ -138,9 +139,11 @@ class ChatTemplate:
         later = [say("system", "first"), user, answer, say("system", "probe_system"), user]
         twice = [say("user", "probe_first"), user]
         tools = self._shows("probe_tool", [user], [_PROBE_TOOL])
+        as_text = self._wants_arguments_text(say)
         return Shape(
             parts=parts,
-            arguments_text=self._wants_arguments_text(say),
+            arguments_text=as_text,
+            single_call=self._takes_one_call(say, '{"a": 1}' if as_text else {"a": 1}),
             system=system,
             later_system=system and self._in_place("probe_answer", "probe_system", later),
             alternating=not self._shows("probe_first", twice),
@@ -160,22 +163,26 @@ class ChatTemplate:
         return "indexed" if "<|tool_call_argument_begin|>" in self.source else "any"
 
     def _wants_arguments_text(self, say: Any) -> bool:
-        def shown(arguments: Any) -> str:
-            call = {
-                "id": "abcdefgh1",
-                "type": "function",
-                "function": {"name": "probe_tool", "arguments": arguments},
-            }
-            turn = {**say("assistant", ""), "tool_calls": [call]}
-            result = {**say("tool", "probe_result"), "tool_call_id": "abcdefgh1"}
-            result["name"] = "probe_tool"
-            messages = [say("user", "probe_user"), turn, result]
-            return self._tried(messages, [_PROBE_TOOL]) or ""
-
-        as_object = shown({"probe_key": "probe_value"})
+        as_object = self._called(say, {"probe_key": "probe_value"})
         if "probe_value" in as_object and "{'probe_key'" not in as_object:
             return False
-        return "probe_value" in shown('{"probe_key": "probe_value"}')
+        return "probe_value" in self._called(say, '{"probe_key": "probe_value"}')
+
+    def _called(self, say: Any, arguments: Any, *, calls: int = 1) -> str:
+        """A conversation with so many calls in one turn; empty if it is refused."""
+        ids = [f"abcdefgh{n}" for n in range(calls)]
+        function = {"name": "probe_tool", "arguments": arguments}
+        made = [{"id": id, "type": "function", "function": function} for id in ids]
+        turn = {**say("assistant", ""), "tool_calls": made}
+        results = [
+            {**say("tool", "probe_result"), "tool_call_id": id, "name": "probe_tool"} for id in ids
+        ]
+        messages = [say("user", "probe_user"), turn, *results]
+        return self._tried(messages, [_PROBE_TOOL]) or ""
+
+    def _takes_one_call(self, say: Any, arguments: Any) -> bool:
+        once = "probe_tool" in self._called(say, arguments)
+        return once and "probe_tool" not in self._called(say, arguments, calls=2)
 
     def _tried(self, messages: list[dict[str, Any]], tools: Any = ()) -> str | None:
         try:

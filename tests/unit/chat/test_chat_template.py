@@ -267,6 +267,52 @@ def test_a_later_system_message_is_said_where_it_stands():
     assert short(out)[2:] == [("user", "<system>\nlater\n</system>"), ("user", "r")]
 
 
+def test_one_call_a_turn_where_a_template_takes_no_more():
+    two = (CALL, ToolCall("c2", "g", "{}"))
+    talk = (
+        Message("user", "q"),
+        Message("assistant", "I call", tool_calls=two),
+        Message("tool", "of g", tool_call_id="c2"),
+        Message("tool", "of f", tool_call_id="c1"),
+        Message("tool", "of none", tool_call_id="c9"),
+    )
+    out = template_messages(talk, (), Shape(tools=True, single_call=True))
+    assert short(out) == [
+        ("user", "q"),
+        ("assistant", "I call"),
+        ("tool", "of f"),
+        ("assistant", ""),
+        ("tool", "of g"),
+        ("tool", "of none"),
+    ]
+    assert [len(m.get("tool_calls", ())) for m in out] == [0, 1, 0, 1, 0, 0]
+    assert [m.get("name") for m in out[2:]] == ["f", None, "g", None]
+
+
+@pytest.mark.parametrize(
+    ("ids", "wanted"),
+    [
+        ("any", ["c1", "c1"]),
+        ("indexed", ["functions.f:0", "functions.f:0"]),
+    ],
+)
+def test_ids_of_calls_as_a_template_takes_them(ids, wanted):
+    out = template_messages(TALK, (), Shape(tools=True, call_ids=ids))
+    assert [out[2]["tool_calls"][0]["id"], out[3]["tool_call_id"]] == wanted
+
+
+def test_ids_of_nine_characters():
+    out = template_messages(TALK, (), Shape(tools=True, call_ids="nine"))
+    made = out[2]["tool_calls"][0]["id"]
+    assert len(made) == 9
+    assert made.isalnum()
+    assert out[3]["tool_call_id"] == made
+    kept = [Message("tool", "x", tool_call_id="abcdefgh1")]
+    assert template_messages(kept, (), Shape(tools=True, call_ids="nine"))[0]["tool_call_id"] == (
+        "abcdefgh1"
+    )
+
+
 def test_billing_lines_are_left_out():
     line = "x-anthropic-billing-header: cc_version=2.1; cch=0f3;"
     for shape in (Shape(), Shape(later_system=False), Shape(system=False, later_system=False)):
