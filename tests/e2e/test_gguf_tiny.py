@@ -109,7 +109,7 @@ def test_a_server_names_the_model_by_its_file(file: Path) -> None:
 
 @pytest.mark.skipif("Q8_0" not in BY_TAG, reason="no quantised type yet")
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
-def test_quantised_files_in_memory_and_on_a_device(
+def test_quantised_files_in_memory_on_disk_and_on_a_device(
     folder: Path, capfd: Any, tmp_path: Path, kind: str
 ) -> None:
     model = tmp_path / "q.gguf"
@@ -121,6 +121,12 @@ def test_quantised_files_in_memory_and_on_a_device(
     )
     expected = told(capfd, "run", model, "hello you", *FEW)
     assert expected["completion_tokens"] > 1
-    flags = ("--device", "emulated", "--set", "experts.cache=3 slots")
-    found = told(capfd, "run", model, "hello you", *FEW, *flags)
-    assert {k: found[k] for k in SAID} == {k: expected[k] for k in SAID}
+    told(capfd, "convert", model, tmp_path / "ftw")
+    for where, *flags in (
+        (model, "--device", "emulated", "--set", "experts.cache=3 slots"),
+        (model, "--set", "experts.ram=3 slots"),
+        (model, "--set", "experts.arrive=beside"),
+        (tmp_path / "ftw", "--set", "experts.ram=3 slots"),
+    ):
+        found = told(capfd, "run", where, "hello you", *FEW, *flags)
+        assert {k: found[k] for k in SAID} == {k: expected[k] for k in SAID}, flags

@@ -165,7 +165,10 @@ class RowReader:
 
 
 def _part(placed: Placed) -> Part:
-    return Part(placed.offset, placed.shape, placed.strides, DTYPES[placed.format])
+    if placed.matrix is None:
+        return Part(placed.offset, placed.shape, placed.strides, DTYPES[placed.format])
+    packed = placed.format, *placed.matrix
+    return Part(placed.offset, placed.shape, placed.strides, torch.uint8, packed)
 
 
 def _view(memory: Tensor, base: int, part: Part) -> Tensor:

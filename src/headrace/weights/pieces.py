@@ -4,13 +4,12 @@ of a quantised matrix. No torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
-from headrace.errors import CheckpointError
 from headrace.formats.format import Format
 from headrace.formats.schemes import Recipe
 from headrace.weights.checkpoint import StoredTensor
@@ -94,15 +93,3 @@ class PackedPiece:
 
 
 AnyPiece: TypeAlias = Piece | PackedPiece
-
-
-def plain(group: Sequence[AnyPiece], use: str) -> tuple[Piece, ...]:
-    """Pieces of plain floats. Raises CheckpointError for a quantised one; `use` says for what."""
-    for piece in group:
-        if isinstance(piece, PackedPiece) or piece.format.packed:
-            raise CheckpointError(
-                f"weights are stored as {piece.format.name}",
-                expected=f"float32, bfloat16 or float16 for {use}",
-                fix="load the published files as they are",
-            )
-    return cast(tuple[Piece, ...], tuple(group))

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from headrace.errors import CheckpointError
 from headrace.formats.format import FLOAT32, Format
 from headrace.weights.names import View
-from headrace.weights.pieces import AnyPiece, Piece, plain
+from headrace.weights.pieces import AnyPiece, PackedPiece, Piece
 from headrace.weights.plan import WeightPlan
 
 PAGE = 4096
@@ -34,12 +35,16 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A tensor within a slot or a stage: byte offset of its first element, strides in elements."""
+    """A tensor within a slot or a stage: byte offset of its first element, strides in elements.
+
+    Packed ones are bytes, [tiles, bytes of a tile], of a `matrix` of so many rows and columns.
+    """
 
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     format: Format
+    matrix: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +84,20 @@ class RowSource:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A tensor of one expert: where its first byte lies and how far it goes."""
+    """A tensor of one expert: where its first byte lies and how far it goes. `view` is of bytes
+    where it is packed.
+    """
 
     piece: Piece
     view: View
     start: int
     end: int
+    matrix: tuple[int, int] | None = None
+
+    @property
+    def width(self) -> int:
+        """Bytes of an element of `view`."""
+        return self.piece.format.element_bytes or 1
 
 
 def row_names(layer: int) -> tuple[str, ...]:
@@ -95,7 +108,7 @@ def row_names(layer: int) -> tuple[str, ...]:
 def rows_of(plan: WeightPlan, experts: Sequence[int]) -> RowSource:
     """`experts`: routed experts of each layer, 0 where dense.
 
-    Raises CheckpointError for a layer whose experts are stored in several number formats.
+    Raises CheckpointError for experts of one layer in several number formats, or in parts.
     """
     files: dict[Path, int] = {}
     layers = [
@@ -122,15 +135,16 @@ def without_rows(plan: WeightPlan, experts: Sequence[int]) -> WeightPlan:
 def _layer(
     pieces: Mapping[str, tuple[AnyPiece, ...]], layer: int, count: int, files: dict[Path, int]
 ) -> LayerRows:
-    named = [plain(pieces[name], "rows that are read from disk") for name in row_names(layer)]
-    formats = {piece.stored.format for group in named for piece in group}
-    if len(formats) > 1:
-        raise CheckpointError(
-            f"layer {layer} stores its experts as "
-            + " and ".join(sorted(format_.name for format_ in formats)),
-            expected="one number format in a layer, where rows are read from disk",
-            fix="use a machine whose memory holds all experts",
-        )
+    named = [_stored(pieces[name]) for name in row_names(layer)]
+    for group in named:
+        formats = {piece.format for piece in group}
+        if len(formats) > 1:
+            raise CheckpointError(
+                f"layer {layer} stores its experts as "
+                + " and ".join(sorted(format_.name for format_ in formats)),
+                expected="one number format in a layer, where rows are read from disk",
+                fix="use a machine whose memory holds all experts",
+            )
     rows = [[_part(group, expert) for group in named] for expert in range(count)]
     groups = [_grouped(row) for row in rows]
     made = _direct(rows, groups, files) or _staged(rows, groups, files)
@@ -150,18 +164,42 @@ def _with_biases(
     return replace(made, slot_bytes=_up(cursor, PAGE), biases=tuple(placed))
 
 
+def _stored(group: Sequence[AnyPiece]) -> tuple[Piece, ...]:
+    """Raises CheckpointError for matrices that are packed from several stored parts."""
+    for piece in group:
+        if isinstance(piece, PackedPiece):
+            raise CheckpointError(
+                f"experts are stored in the parts of {piece.format.name}, not in rows",
+                expected="rows that can be read from disk as they are used",
+                fix="`headrace convert` makes an FTW folder of it, whose rows can",
+            )
+    return cast(tuple[Piece, ...], tuple(group))
+
+
 def _part(group: Sequence[Piece], expert: int) -> _Part:
-    if len(group) == 1 and len(group[0].view.shape) == 3:
-        piece = group[0]
-        view = piece.view
-        own = View(view.shape[1:], view.strides[1:], view.start + expert * view.strides[0])
-    else:
-        piece = group[expert]
-        own = piece.view
-    width = piece.stored.format.element_bytes
-    start = piece.stored.offset + own.start * width
-    last = sum((n - 1) * step for n, step in zip(own.shape, own.strides, strict=True))
-    return _Part(piece, own, start, start + (last + 1) * width)
+    stacked = len(group) == 1 and len(group[0].view.shape) == 3
+    piece = group[0] if stacked else group[expert]
+    view, matrix = piece.view, None
+    if stacked:
+        view = View(view.shape[1:], view.strides[1:], view.start + expert * view.strides[0])
+    if piece.format.packed:
+        matrix = view.shape[0], view.shape[1]
+        view = _tiles(piece.format, view)
+    width = piece.format.element_bytes or 1
+    start = piece.stored.offset + view.start * width
+    last = sum((n - 1) * step for n, step in zip(view.shape, view.strides, strict=True))
+    return _Part(piece, view, start, start + (last + 1) * width, matrix)
+
+
+def _tiles(format_: Format, view: View) -> View:
+    """The bytes of a packed matrix: whole rows, or whole and dense where tiles have several."""
+    rows, columns = view.shape
+    nbytes = format_.tile_nbytes(columns)
+    if format_.tile_rows > 1:
+        assert view.start == 0, "tiles of several rows are stored whole"
+        return View.dense((format_.tiles(rows), nbytes))
+    step, _ = (n // columns * nbytes for n in view.strides)
+    return View((rows, nbytes), (step, 1), view.start // columns * nbytes)
 
 
 def _grouped(row: Sequence[_Part]) -> list[list[int]]:
@@ -211,8 +249,7 @@ def _direct(
     _, places, slot_bytes = made[0]
     if any(other != places or nbytes != slot_bytes for _, other, nbytes in made):
         return None
-    width = rows[0][0].piece.stored.format.element_bytes
-    if any(place % width for place in places):
+    if any(place % part.width for part, place in zip(rows[0], places, strict=True)):
         return None
     return LayerRows(
         slot_bytes,
@@ -231,10 +268,8 @@ def _staged(
     parts, cursor = [], 0
     for part in rows[0]:
         dense = View.dense(part.view.shape)
-        format_ = part.piece.stored.format
-        parts.append(Placed(cursor, dense.shape, dense.strides, format_))
-        count = dense.strides[0] * dense.shape[0]
-        cursor = _up(cursor + count * format_.element_bytes, PART_ALIGN)
+        parts.append(Placed(cursor, dense.shape, dense.strides, part.piece.format, part.matrix))
+        cursor = _up(cursor + dense.strides[0] * dense.shape[0] * part.width, PART_ALIGN)
     return LayerRows(
         _up(cursor, PAGE),
         cursor,
@@ -249,7 +284,7 @@ def _staged(
 
 
 def _placed(part: _Part, at: int) -> Placed:
-    return Placed(at, part.view.shape, part.view.strides, part.piece.stored.format)
+    return Placed(at, part.view.shape, part.view.strides, part.piece.format, part.matrix)
 
 
 def _up(n: int, to: int) -> int:
