@@ -60,6 +60,14 @@ void free_memory(uint64_t address, int64_t nbytes) {
     headrace::free_huge(reinterpret_cast<void*>(address), nbytes);
 }
 
+void discard_memory(uint64_t address, int64_t nbytes) {
+    if (nbytes < 0)
+        throw std::invalid_argument("found " + std::to_string(nbytes) +
+                                    " bytes to discard; expected at least 0");
+    const nb::gil_scoped_release released;
+    headrace::discard_huge(reinterpret_cast<void*>(address), nbytes);
+}
+
 void make_reader(FileReader* place, const std::string& path, const std::vector<PythonRange>& ranges,
                  int threads, int64_t piece_bytes) {
     std::vector<headrace::FileRange> native;
@@ -117,6 +125,7 @@ void bind_io(nb::module_& m) {
     nb::register_exception_translator(translate_file_error);
     m.def("alloc", &alloc, nb::arg("nbytes"));
     m.def("free", &free_memory, nb::arg("address"), nb::arg("nbytes"));
+    m.def("discard", &discard_memory, nb::arg("address"), nb::arg("nbytes"));
     m.def("crc32c", &checksum, nb::arg("address"), nb::arg("nbytes"), nb::arg("before") = 0u,
           nb::arg("portable") = false);
     m.def("load_ahead", &load_ahead, nb::arg("path"));

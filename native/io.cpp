@@ -134,6 +134,13 @@ void free_huge(void* address, int64_t nbytes) {
     ::munmap(address, static_cast<size_t>(mapped_bytes(nbytes)));
 }
 
+void discard_huge(void* address, int64_t nbytes) {
+    char* start = static_cast<char*>(address);
+    char* first = start + (round_up(number(start), kHugePageBytes) - number(start));
+    const int64_t whole = round_down(number(start) + nbytes, kHugePageBytes) - number(first);
+    if (whole > 0) ::madvise(first, static_cast<size_t>(whole), MADV_DONTNEED);
+}
+
 DirectFile::DirectFile(const std::string& path) : path_(path) {
     buffered_fd_ = open_again(path, 0);
     if (buffered_fd_ < 0) {

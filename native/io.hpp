@@ -22,6 +22,8 @@ constexpr int64_t kHugePageBytes = int64_t{2} << 20;
 // Zeroed anonymous memory, 2 MiB aligned; nullptr with errno set when the system has none.
 void* alloc_huge(int64_t nbytes);
 void free_huge(void* address, int64_t nbytes);
+// Gives back the huge pages that lie whole in a part of such memory: what they held is gone.
+void discard_huge(void* address, int64_t nbytes);
 
 // A failed system call on a file: the reason and the whole sentence for the user.
 class FileError : public std::runtime_error {

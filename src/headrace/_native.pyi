@@ -504,6 +504,10 @@ def alloc(nbytes: int) -> int:
     `free` returns it."""
 
 def free(address: int, nbytes: int) -> None: ...
+def discard(address: int, nbytes: int) -> None:
+    """Gives the whole huge pages in a part of such memory back to the system; it reads as zeros
+    then."""
+
 def crc32c(address: int, nbytes: int, before: int = 0, portable: bool = False) -> int:
     """CRC-32C of memory; `before` is that of what came before it. `portable` shuns the CPU's own
     instruction."""

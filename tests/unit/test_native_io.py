@@ -69,6 +69,18 @@ def test_alloc_is_zeroed_and_aligned() -> None:
         _native.free(address, nbytes)
 
 
+def test_only_whole_huge_pages_are_discarded(memory: Memory) -> None:
+    page = 2 << 20
+    _native.discard(memory.address + 100, 3 * page)
+    assert memory.bytes_at(0, page) == b"\xa5" * page
+    assert not any(memory.bytes_at(page, 2 * page))
+    assert memory.bytes_at(3 * page, page) == b"\xa5" * page
+    _native.discard(memory.address + 3 * page + 1, page - 1)
+    assert memory.bytes_at(3 * page, page) == b"\xa5" * page
+    with pytest.raises(ValueError, match="found -1 bytes to discard"):
+        _native.discard(memory.address, -1)
+
+
 def test_alloc_refuses_what_cannot_be() -> None:
     with pytest.raises(ValueError, match="found a request for 0 bytes; expected at least 1"):
         _native.alloc(0)

@@ -5,10 +5,12 @@ the file.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 import torch
 from torch import Tensor
 
+from headrace import _native
 from headrace.formats.float import DTYPES
 from headrace.formats.packed import Packed, Weight
 from headrace.weights.arena import Arena
@@ -16,6 +18,7 @@ from headrace.weights.loader import SMALL_BYTES, Reading
 from headrace.weights.pieces import AnyPiece, PackedPiece, Piece
 from headrace.weights.plan import WeightPlan
 
+DISCARD_BYTES = 2 << 20  # a huge page: less is not given back
 Tensors = Mapping[str, tuple[Weight, ...]]  # canonical name -> whole, or one per expert
 
 
@@ -33,6 +36,11 @@ def tensors_of(plan: WeightPlan, reading: Reading) -> Tensors:
     # made.
     for stored in plan.stored:
         base = _base(users[stored.name][0][2], reading)
+        if all(_slabs(piece) for _, _, piece in users[stored.name]):
+            copies = _copy_slabs(base, [piece for _, _, piece in users[stored.name]])
+            for (name, at, _), copy in zip(users[stored.name], copies, strict=True):
+                made[name, at] = [copy]
+            continue
         for name, at, piece in users[stored.name]:
             made[name, at] = _rows(base, piece) if piece.format.packed else [_view(base, piece)]
     return {name: _joined(name, pieces, made) for name, pieces in plan.pieces.items()}
@@ -86,10 +94,38 @@ def _base(piece: Piece, reading: Reading) -> Tensor:
     return torch.frombuffer(buffer, dtype=dtype)
 
 
+def _slabs(piece: Piece) -> bool:
+    """A stack to be copied, large and stored matrix after matrix."""
+    shape, strides, stored = piece.view.shape, piece.view.strides, piece.stored
+    if piece.in_place or stored.nbytes < SMALL_BYTES or len(shape) != 3 or 0 in shape:
+        return False
+    reach = piece.view.start + sum((n - 1) * s for n, s in zip(shape[1:], strides[1:], strict=True))
+    return reach < strides[0] and shape[0] * strides[0] == prod(stored.shape)
+
+
+def _copy_slabs(base: Tensor, pieces: list[Piece]) -> list[Tensor]:
+    """Matrix by matrix; what is copied is given back, so that no layer is held twice."""
+    views = [base.as_strided(p.view.shape, p.view.strides, p.view.start) for p in pieces]
+    copies = [_empty(view) for view in views]
+    step, begin = views[0].stride(0) * base.element_size(), base.data_ptr()
+    for e in range(len(views[0])):
+        for copy, view in zip(copies, views, strict=True):
+            copy[e].copy_(view[e])
+        end = base.data_ptr() + (e + 1) * step
+        if end - begin >= DISCARD_BYTES:
+            _native.discard(begin, end - begin)
+            begin = end // DISCARD_BYTES * DISCARD_BYTES
+    return copies
+
+
+def _empty(view: Tensor) -> Tensor:
+    """Dense, of the same shape, on huge pages."""
+    nbytes = view.numel() * view.element_size()
+    return torch.frombuffer(Arena(nbytes).buffer(0, nbytes), dtype=view.dtype).view(view.shape)
+
+
 def _copy(view: Tensor) -> Tensor:
     """Dense; on huge pages like the rest where it fills some."""
     if view.numel() * view.element_size() < SMALL_BYTES:
         return view.clone(memory_format=torch.contiguous_format)
-    nbytes = view.numel() * view.element_size()
-    dense = torch.frombuffer(Arena(nbytes).buffer(0, nbytes), dtype=view.dtype).view(view.shape)
-    return dense.copy_(view)
+    return _empty(view).copy_(view)

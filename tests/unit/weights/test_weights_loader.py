@@ -91,12 +91,12 @@ def test_a_transposed_tensor_is_copied_and_its_source_returned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tmp_path.joinpath("config.json").write_text("{}")
-    stored = torch.randn(3, 200, 1034)
+    stored = torch.randn(11, 200, 1034)
     save(tmp_path / "model.safetensors", {"w": stored, "v": torch.ones(7)})
     names = NameMap(
         [rule("w", "gate", "up", layouts=(Layout.TRANSPOSE, Layout.EVEN_ODD)), rule("v", "v")]
     )
-    needs = {"gate": (3, 517, 200), "up": (3, 517, 200), "v": (7,)}
+    needs = {"gate": (11, 517, 200), "up": (11, 517, 200), "v": (7,)}
     plan = plan_weights(open_checkpoint(tmp_path), names, needs)
     assert plan.copied == {"w"}
     arenas: list[weakref.ref[Arena]] = []

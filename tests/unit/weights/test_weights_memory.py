@@ -120,3 +120,10 @@ def test_converting_does_not_grow_with_the_model(tmp_path: Path) -> None:
     assert nbytes > 1_200_000_000
     assert peak(CONVERT, tmp_path / "model", tmp_path / "made") < 600_000_000
     assert sum(f.stat().st_size for f in (tmp_path / "made").glob("*.ftw")) >= nbytes
+
+
+@pytest.mark.slow
+def test_loading_what_must_be_turned_takes_no_more(tmp_path: Path) -> None:
+    """A quarter of the model is one tensor whose matrices are transposed while they are loaded."""
+    nbytes = sparse(tmp_path / "model", GPT_OSS, gpt_oss_tensors())
+    assert peak(LOAD, tmp_path / "model") < nbytes + 400_000_000
