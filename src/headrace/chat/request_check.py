@@ -10,10 +10,19 @@ from headrace.chat.template import RESERVED
 from headrace.chat.types import ChatRequest
 from headrace.errors import RequestError
 
+MAX_MESSAGES = 10_000  # a template takes some seconds for so many
+
 
 def check_request(request: ChatRequest) -> None:
     if not request.messages:
         raise RequestError("there are no messages", field="messages", expected="at least one")
+    if len(request.messages) > MAX_MESSAGES:
+        raise RequestError(
+            f"{len(request.messages)} messages",
+            field="messages",
+            expected=f"at most {MAX_MESSAGES}",
+            fix="summarise the conversation",
+        )
     if request.continue_last and request.messages[-1].role != "assistant":
         raise RequestError(
             f"the last message is of role {request.messages[-1].role}",

@@ -14,7 +14,9 @@ from headrace.chat.echo import SpokenTurn, same_arguments
 from headrace.chat.tokenizer import Tokenizer
 
 MIN_CHARS = 16  # a shorter common beginning is not worth a cut in the text
-MAX_TRIES = 256  # openings looked at for one turn
+MAX_TRIES = 256  # openings looked at for one turn that is equal
+MAX_NEAR_TRIES = 8  # and for one that is only alike
+MAX_LOOKS = 50_000  # openings looked at for one prompt
 MAX_READINGS = 64  # turns read back for one prompt
 
 Read = Callable[[str, SpokenTurn], SpokenTurn]
@@ -53,6 +55,7 @@ class Splicer:
         self._ends = ends
         self._calls = calls
         self._readings = 0
+        self._looks = 0
 
     def splices(
         self, text: str, turns: Sequence[Sequence[tuple[SpokenTurn, bool]]]
@@ -77,8 +80,9 @@ class Splicer:
         said = _Text(self._tokenizer, turn.tokens, self._guarded)
         if not said.text or not turn.opening:
             return None
-        best: Splice | None = None
-        for start in self._starts(text, at, turn.opening):
+        best = (0, 0)  # characters in common, and where: the first such place
+        tries = MAX_TRIES if equal else MAX_NEAR_TRIES
+        for start in self._starts(text, at, turn.opening, tries):
             lead = said.lead(text, start)
             if text.startswith(said.text[lead:], start):
                 end = start + len(said.text) - lead
@@ -87,15 +91,14 @@ class Splicer:
             end = self._end(text, start)
             if equal and turn.whole and self._same(text[start:end], said.text, turn):
                 return Splice(start, end, turn.tokens, said.plain)
-            partial = said.common(text, start, end)
-            if partial is not None and (best is None or len(partial.tokens) > len(best.tokens)):
-                best = partial
-        return best
+            best = max(best, (said.common(text, start, end), -start))
+        return said.beginning(best[0], -best[1]) if best[0] >= MIN_CHARS else None
 
-    def _starts(self, text: str, at: int, opening: str) -> Iterator[int]:
-        for _ in range(MAX_TRIES):
+    def _starts(self, text: str, at: int, opening: str, tries: int) -> Iterator[int]:
+        for _ in range(tries):
             at = text.find(opening, at)
-            if at < 0:
+            self._looks += 1
+            if at < 0 or self._looks > MAX_LOOKS:
                 return
             at += len(opening)
             yield at
@@ -160,11 +163,12 @@ class _Text:
             return 0
         return int(not text.startswith(" ", start))
 
-    def common(self, text: str, start: int, end: int) -> Splice | None:
-        """The tokens that spell the beginning of the text there."""
+    def common(self, text: str, start: int, end: int) -> int:
+        """How many characters the two have in common at their beginning; 0 where a cut there is
+        not possible."""
         # Pieces of such vocabularies depend on what stands before them, and so does the rest.
         if self._tokenizer.decoder.strip_lead or "\ufffd" in self.text or self.text != self.plain:
-            return None
+            return 0
         low, high = 0, min(len(self.text), end - start)
         while low < high:
             middle = (low + high + 1) // 2
@@ -172,11 +176,13 @@ class _Text:
                 low = middle
             else:
                 high = middle - 1
-        if low < MIN_CHARS:
-            return None
-        limit = len(self.text[:low].encode())
-        data, count, whole = 0, 0, 0
+        return low
+
+    def beginning(self, chars: int, start: int) -> Splice | None:
+        """The whole tokens of the first `chars` characters, in place of the text at `start`."""
+        limit = len(self.text[:chars].encode())
         spelled = self.text.encode()
+        data, count, whole = 0, 0, 0
         for n, token in enumerate(self._tokens, 1):
             data += len(self._tokenizer.token_bytes(token))
             if data > limit:

@@ -1,0 +1,105 @@
+"""Hostile and absurd requests: refused by name, and with bounded work."""
+
+import contextlib
+
+import pytest
+from chat_masks import USER
+
+from headrace.chat import splice
+from headrace.chat.echo import EchoStore, SpokenTurn
+from headrace.chat.types import ChatRequest, Message, OutputFormat, Prompt, Tool, ToolChoice
+from headrace.errors import RequestError
+
+
+def nested(levels):
+    schema = {"type": "object"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        nested(5000),
+        {"$ref": "#/nowhere"},
+        {"$ref": "http://example.org/schema"},
+        {"type": "strange"},
+        {"not": {"type": "string"}},
+        {"enum": list(range(20_000))},
+        {"type": "object", "description": "x" * (1 << 18)},
+        {"type": "integer", "minimum": 3, "maximum": 2},
+    ],
+)
+def test_schemas_that_cannot_be_compiled(hermes, schema):
+    prompt = hermes.prompt(ChatRequest(USER))
+    asked = ChatRequest(USER, format=OutputFormat("json_schema", schema=schema))
+    with pytest.raises(RequestError) as caught:
+        hermes.constraint(asked, prompt)
+    assert caught.value.field.startswith("response_format")
+    parameters = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    tool = Tool("f", "", parameters, strict=True)
+    forced = ChatRequest(USER, (tool,), tool_choice=ToolChoice("required"))
+    with pytest.raises(RequestError) as caught:
+        hermes.constraint(forced, prompt)
+    assert caught.value.field.startswith("tools")
+
+
+@pytest.mark.parametrize("kind", ["regex", "lark"])
+@pytest.mark.parametrize("pattern", ["", "(?=x)y", "(", "a" * (1 << 17), "(" * 3000 + ")" * 3000])
+def test_patterns_that_cannot_be_compiled(hermes, kind, pattern):
+    asked = ChatRequest(USER, format=OutputFormat(kind, pattern=pattern))
+    with pytest.raises(RequestError):
+        hermes.constraint(asked, hermes.prompt(asked))
+
+
+@pytest.mark.parametrize("pattern", ["(a{999}){999}", "((a*)*)*b", "(x+x+)+y", r"\p{L}{1,3000}"])
+def test_a_hostile_pattern_does_bounded_work(hermes, pattern):
+    """It ends in an error, at the start or later, or every mask is small work; what were not
+    bounded would run into the tests' time limit."""
+    asked = ChatRequest(USER, format=OutputFormat("regex", pattern=pattern))
+    constraint = hermes.constraint(asked, hermes.prompt(asked))
+    token = hermes.tokenizer.id_of("a") or hermes.tokenizer.encode("a", special=False)[0]
+    with contextlib.suppress(RequestError):
+        for _ in range(50):
+            words = constraint.mask()
+            if not words[token // 32] >> (token % 32) & 1:
+                break
+            constraint.accept(token)
+
+
+def test_too_many_messages(hermes):
+    many = (Message("user", "a"), Message("assistant", "b")) * 50_000
+    with pytest.raises(RequestError, match="100000 messages") as caught:
+        hermes.prompt(ChatRequest(many))
+    assert caught.value.field == "messages"
+
+
+def test_results_without_calls_are_rendered(hermes, xml):
+    orphan = (Message("user", "q"), Message("tool", "42", tool_call_id="never"))
+    for renderer in (hermes, xml):
+        assert "42" in renderer.prompt(ChatRequest(orphan)).text
+
+
+def test_many_turns_that_are_nearly_known_do_bounded_work(hermes, monkeypatch):
+    monkeypatch.setattr(splice, "MAX_LOOKS", 300)
+    turns = EchoStore()
+    opening = "<|im_start|>assistant\n"
+    said = "The wheel turns the stone and "
+    for i in range(200):
+        turn = SpokenTurn.of(
+            hermes.tokenizer.encode(f"{said}{i}", special=False),
+            (),
+            Prompt((), "", in_reasoning=False, opening=opening),
+            whole=True,
+        )
+        turns.keep(str(i), turn)
+    talk = tuple(
+        message
+        for i in range(200)
+        for message in (Message("user", "q"), Message("assistant", f"{said}not", handle=str(i)))
+    )
+    request = ChatRequest((*talk, Message("user", "q")))
+    ours, plain = hermes.prompt(request, turns), hermes.prompt(request)
+    assert ours.text == plain.text
+    assert hermes.tokenizer.decode(ours.tokens, skip_special=False) == plain.text
