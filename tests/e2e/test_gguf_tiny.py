@@ -107,8 +107,15 @@ def test_a_server_names_the_model_by_its_file(file: Path) -> None:
         served.process.wait()
 
 
+def _mixed(name: str, values: Any) -> gguf.GGMLQuantizationType:
+    """As in public mixes: down projections of some layers, values and the head in more bits."""
+    more = any(part in name for part in ("blk.0.ffn_down", "attn_v", "output.weight"))
+    kinds = gguf.GGMLQuantizationType
+    return matrices(kinds.Q8_0 if more else kinds.Q4_0)(name, values)
+
+
 @pytest.mark.skipif("Q8_0" not in BY_TAG, reason="no quantised type yet")
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "mixed"])
 def test_quantised_files_in_memory_on_disk_and_on_a_device(
     folder: Path, capfd: Any, tmp_path: Path, kind: str
 ) -> None:
@@ -116,7 +123,7 @@ def test_quantised_files_in_memory_on_disk_and_on_a_device(
     write_gguf(
         folder,
         model,
-        matrices(gguf.GGMLQuantizationType[kind]),
+        _mixed if kind == "mixed" else matrices(gguf.GGMLQuantizationType[kind]),
         extra=lambda writer: _add_tokenizer(writer, folder),
     )
     expected = told(capfd, "run", model, "hello you", *FEW)
