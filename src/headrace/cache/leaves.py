@@ -25,6 +25,7 @@ class Leaves:
         self._entries = 0
         self._victim: Conversation | None = None
         self._until = 0.0  # what the next one after the victim is worth
+        self._chosen = -1  # the request at which that was so
 
     def offer(self, node: Node) -> None:
         assert node.owner is not None
@@ -34,7 +35,8 @@ class Leaves:
     def pop(self, now: int) -> Node | None:
         """The least valuable leaf that nobody uses; None when there is none."""
         victim = self._victim
-        if victim is None or not self._head(victim) or self._worth(victim, now) > self._until:
+        stale = victim is None or now != self._chosen or not self._head(victim)
+        if stale or (victim is not None and self._worth(victim, now) > self._until):
             victim = self._choose(now)
         if victim is None:
             return None
@@ -63,6 +65,7 @@ class Leaves:
         least = heapq.nsmallest(2, worths, key=lambda w: w[:2])
         self._victim = least[0][2] if least else None
         self._until = least[1][0] if len(least) > 1 else float("inf")
+        self._chosen = now
         return self._victim
 
     def _worth(self, owner: Conversation, now: int) -> float:

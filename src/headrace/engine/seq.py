@@ -85,7 +85,8 @@ class Seq:
         """
         glance = found + LEAST_SHARED
         for leader in running:
-            if leader.left < 2 or leader.tokens[:glance] != self.tokens[:glance]:
+            # A glance first: it is rarely worth comparing all.
+            if leader.left < 2 or leader.tokens[found:glance] != self.tokens[found:glance]:
                 continue
             same = min(common(leader.tokens, self.tokens), len(self.tokens) - 1)
             wanted = same // block_tokens * block_tokens if block_tokens else leader.cuts.last(same)
