@@ -10,6 +10,7 @@ import pytest
 import tiny
 from engines import built, load
 
+from headrace.api.live_metrics import live_figures
 from headrace.engine.engine import Engine
 from headrace.engine.request import Request, Sampling
 from headrace.errors import CapacityError, CheckpointError
@@ -76,6 +77,9 @@ def test_all_in_ram_is_read_once(folder: Path, truth: Any) -> None:
     read = placement.status()["read_bytes"] - before
     whole = engine.live._built.opening.source.facts.experts_bytes
     assert read < whole / 2  # what the first requests did not use
+    status = engine.status()
+    names = {metric.name for metric in live_figures(status["live"])}
+    assert {"headrace_tier_uses", "headrace_tier_misses", "headrace_tier_read_bytes"} <= names
     engine.close()
 
 

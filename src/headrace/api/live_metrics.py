@@ -8,6 +8,11 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
+TIER = {
+    "uses": "Uses of experts in decode steps, where they lie on disk",
+    "misses": "Those that had to be read",
+    "read_bytes": "Bytes of experts that were read",
+}
 USES = {
     "uses": "Experts that decode steps used, by layer",
     "hits": "Experts that were on the device",
@@ -36,6 +41,18 @@ def live_figures(live: Mapping[str, Any]) -> Iterator[Metric]:
         yield _gauge("last_resize_seconds", "Pause of the last resize", last["pause_s"])
     if "experts" in live:
         yield from _expert_figures(live["experts"]["kinds"])
+    if "tier" in live:
+        yield from _tier_figures(live["tier"])
+
+
+def _tier_figures(told: Mapping[str, Any]) -> Iterator[Metric]:
+    yield _gauge("tier_rows", "Experts that RAM has room for", told["rows"])
+    yield _gauge("tier_resident", "Experts that are in RAM", told["resident"])
+    for name, what in TIER.items():
+        if name in told:
+            family = CounterMetricFamily(f"headrace_tier_{name}", what)
+            family.add_metric([], told[name])
+            yield family
 
 
 def _expert_figures(kinds: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:

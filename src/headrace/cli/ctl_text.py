@@ -23,9 +23,21 @@ def status_text(told: Mapping[str, Any]) -> str:
         parts.append(_budget(live))
         if "experts" in live:
             parts.append(_experts(live["experts"]))
+        if "tier" in live:
+            parts.append(_tier(live["tier"]))
         if "last_resize" in live:
             parts.append("last resize\n" + resize_text(live["last_resize"]).rstrip())
     return "\n\n".join(parts) + "\n"
+
+
+def _tier(told: Mapping[str, Any]) -> str:
+    flat = dict(told) | told.get("foresight", {})
+    rows = [
+        (name.replace("_", " "), f"{n:.4g}" if isinstance(n, float) else str(n))
+        for name, n in flat.items()
+        if name != "foresight"
+    ]
+    return "experts from disk\n" + table(rows)
 
 
 def resize_text(done: Mapping[str, Any]) -> str:

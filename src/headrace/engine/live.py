@@ -109,8 +109,10 @@ class Live:
         if self._last is not None:
             said["last_resize"] = _done(self._last)
         placement = self._built.placement
-        if isinstance(placement, Hybrid | FromDisk | Arriving):
+        if isinstance(placement, Hybrid):
             said["experts"] = placement.status()
+        if isinstance(placement, FromDisk | Arriving):
+            said["tier"] = placement.status()
         return said
 
     def _rest(self, *, asked: bool) -> None:
