@@ -65,20 +65,32 @@ def run(folder: Path, *command: str, limit_s: float) -> subprocess.CompletedProc
     )
 
 
+def comply(url: str, folder: Path, dialect: str, *flags: str) -> dict[str, list[str]]:
+    """What each test of the suite found wrong; those that were skipped are left out."""
+    told = run(
+        folder, "-c", "from llm_comply.cli import main; main()",
+        *("-u", f"{url}/v1", "-k", "none", "-m", "tiny", "--format", dialect),
+        *("-i", IGNORED, "--json", *flags),
+        limit_s=120,
+    )  # fmt: skip
+    results = json.loads(told.stdout)["results"]
+    return {r["id"]: r.get("errors", []) for r in results if r["status"] in ("passed", "failed")}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("dialect", sorted(TEXT_ONLY))
 def test_llm_comply(server: Served, tmp_path: Path, dialect: str) -> None:
     pytest.importorskip("llm_comply")
-    told = run(
-        tmp_path, "-c", "from llm_comply.cli import main; main()",
-        *("-u", f"{server.url}/v1", "-k", "none", "-m", "tiny", "--format", dialect),
-        *("-i", IGNORED, "--json"),
-        limit_s=120,
-    )  # fmt: skip
-    results = json.loads(told.stdout)["results"]
-    failed = {r["id"]: r["errors"] for r in results if r["status"] == "failed"}
-    assert len(results) >= 8
+    found = comply(server.url, tmp_path, dialect)
+    assert len(found) >= 8
+    for _ in range(3):
+        failed = {id: errors for id, errors in found.items() if errors}
+        if set(failed) <= TEXT_ONLY[dialect]:
+            return
+        # A random model's string may be longer than the suite's limit of 1024 tokens.
+        found = comply(server.url, tmp_path, dialect, "-f", ",".join(failed))
+    failed = {id: errors for id, errors in found.items() if errors}
     assert set(failed) <= TEXT_ONLY[dialect], failed
 
 
