@@ -19,12 +19,12 @@ constexpr std::size_t kHiddenNbytes = std::size_t{256} << 20;  // h of one chunk
 // Rows of a piece: a bounded read where weights stream (but streams long enough for a processor's
 // prefetching), a cached tile where they meet many tokens, and always enough pieces.
 int piece_rows(const DotKernel& kernel, int rows, int columns, int tokens, std::size_t row_nbytes,
-               int wanted_pieces) {
+               int wanted_pieces, int unit) {
     int n = kernel.tile_rows(columns);
     if (tokens <= kernel.stream_tokens)
         n = std::max(static_cast<int>(kPieceNbytes / row_nbytes), kLeastStreamRows);
     n = std::min(n, (rows + wanted_pieces - 1) / wanted_pieces);
-    return std::max(8, n / 8 * 8);
+    return std::max(unit, n / unit * unit);
 }
 
 std::size_t floats_nbytes(std::size_t n) { return (n * sizeof(float) + 63) / 64 * 64; }
@@ -314,20 +314,20 @@ void run_chunk(Pool& pool, const Tokens& in, const ExpertLayer& layer, bool exac
     const int wanted_each = (wanted + active - 1) / active;
     const Shape& l = call.layer;
     const auto rows_of = [&](const Kind& kind, int rows, int columns, std::size_t row_nbytes,
-                             int pieces) {
-        return piece_rows(*kind.kernel, rows, columns, plan.most, row_nbytes, pieces);
+                             int pieces, int unit) {
+        return piece_rows(*kind.kernel, rows, columns, plan.most, row_nbytes, pieces, unit);
     };
     const std::size_t down_nbytes = l.down.row_nbytes();
-    perform<GateUp>(
-        pool, arena, call,
-        rows_of(l.gate, l.width, l.hidden, l.gate.row_nbytes() + l.up.row_nbytes(), wanted_each));
+    perform<GateUp>(pool, arena, call,
+                    rows_of(l.gate, l.width, l.hidden, l.gate.row_nbytes() + l.up.row_nbytes(),
+                            wanted_each, input_unit(l.down.kernel->input)));
     if (in.parts()) {
         perform<DownParts>(pool, arena, call,
-                           rows_of(l.down, l.hidden, l.width, down_nbytes, wanted_each));
+                           rows_of(l.down, l.hidden, l.width, down_nbytes, wanted_each, 8));
     } else {
         perform<Down>(pool, arena, call,
                       rows_of(l.down, l.hidden, l.width,
-                              down_nbytes * static_cast<std::size_t>(active), wanted));
+                              down_nbytes * static_cast<std::size_t>(active), wanted, 8));
     }
 }
 

@@ -27,10 +27,28 @@ struct Dot {
 };
 
 // How a kernel takes activations.
-enum Input : int { kFloatInput, kBf16Input, kInputs };
+// kFixedInput, kPairsInput: 16-bit integers with a scale for each 32 columns, and the floats they
+// were made of; the second has the even columns of each 32 first.
+enum Input : int { kFloatInput, kBf16Input, kFixedInput, kPairsInput, kInputs };
+
+inline constexpr std::size_t fixed_groups(int columns) {
+    return (static_cast<std::size_t>(columns) + 31) / 32;
+}
 
 inline constexpr std::size_t input_nbytes(Input input, int columns) {
-    return static_cast<std::size_t>(columns) * (input == kFloatInput ? 4 : 2);
+    const auto n = static_cast<std::size_t>(columns);
+    if (input == kFloatInput) return n * 4;
+    if (input == kBf16Input) return n * 2;
+    return (fixed_groups(columns) * 72 + n * 4 + 63) / 64 * 64;
+}
+
+// Columns that are put into a row of activations together.
+inline constexpr int input_unit(Input input) {
+    return input == kFixedInput || input == kPairsInput ? 32 : 8;
+}
+
+inline constexpr std::size_t pointers_nbytes(int n) {
+    return (static_cast<std::size_t>(n) * sizeof(void*) + 63) / 64 * 64;
 }
 
 struct DotKernel {

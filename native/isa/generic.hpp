@@ -2,7 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <type_traits>
+#include <utility>
 
 #include "gates.hpp"
 #include "mixers.hpp"
@@ -18,5 +21,9 @@
 
 // Blocks of a format of its own, then the table of all.
 #include "kernels/ggml.inl"
+
+#if defined(HEADRACE_SIMD_AVX2) || defined(HEADRACE_SIMD_AVX512)
+#include "kernels/fixed.inl"
+#endif
 
 #include "kernels/table.inl"

@@ -1,4 +1,5 @@
-// Few tokens with packed weights on AVX2: integer products with 16-bit fixed point activations.
+// Few tokens with packed weights on AVX2: integer products with 16-bit fixed point activations, and
+// E4M3 with the activations as they are.
 //
 // A token's row holds, for each 32 columns, 16-bit integers q and a float scale s with x = s q to
 // 2^-16 of the group's largest, far finer than bfloat16. A row's sum walks the groups in order.
@@ -102,9 +103,7 @@ struct FixedMXFP4 {
         : scales(tile), q(tile + t.columns / group_of(t.format)) {}
     static bool fits(const Tiles& t) { return group_of(t.format) == 32; }
     Weights32 weights(int g) const { return looked_up(e2m1_doubled(), q + g * 16); }
-    __m256 scale(int g, float x) const {
-        return _mm256_set1_ps(kE8M0.of[byte_at(scales, g)] * x);
-    }
+    __m256 scale(int g, float x) const { return _mm256_set1_ps(kE8M0.of[byte_at(scales, g)] * x); }
     float offset(int) const { return 0.0f; }
     float whole() const { return 0.5f; }
 };
@@ -129,16 +128,19 @@ template <bool kBF16Scales>
 struct FixedInt4 {
     static constexpr bool kOffset = true, kPairs = true;
     const std::byte *scales, *zeros, *q;
-    int each;  // groups of 32 that share a scale
+    int shift;  // 2^shift groups of 32 share a scale
     FixedInt4(const std::byte* tile, const Tiles& t) : scales(tile) {
         const int groups = t.columns / group_of(t.format);
         zeros = has_zeros(t.format) ? tile + 2 * groups : nullptr;
         q = tile + groups * (zeros != nullptr ? 3 : 2);
-        each = group_of(t.format) / 32;
+        shift = std::countr_zero(static_cast<unsigned>(group_of(t.format) / 32));
     }
-    static bool fits(const Tiles& t) { return group_of(t.format) % 32 == 0; }
+    static bool fits(const Tiles& t) {
+        return group_of(t.format) >= 32 &&
+               std::has_single_bit(static_cast<unsigned>(group_of(t.format)));
+    }
     float at(int g) const {
-        const std::byte* p = scales + g / each * 2;
+        const std::byte* p = scales + (g >> shift) * 2;
         return kBF16Scales ? float_from_bf16(load_as<std::uint16_t>(p)) : half_fast(p);
     }
     Weights32 weights(int g) const {
@@ -147,7 +149,7 @@ struct FixedInt4 {
     }
     __m256 scale(int g, float x) const { return _mm256_set1_ps(at(g) * x); }
     float offset(int g) const {
-        return at(g) * static_cast<float>(zeros != nullptr ? byte_at(zeros, g / each) : 8);
+        return at(g) * static_cast<float>(zeros != nullptr ? byte_at(zeros, (g >> shift)) : 8);
     }
     float whole() const { return 1.0f; }
 };
@@ -199,15 +201,24 @@ template <int kNbytes, bool kFifth>
 struct FixedK {
     static constexpr bool kOffset = true, kPairs = false;
     const std::byte* blocks;
+    float scales[8], least[8];
     FixedK(const std::byte* tile, const Tiles&) : blocks(tile) {}
     static bool fits(const Tiles&) { return true; }
     const std::byte* block(int g) const { return blocks + g / 8 * kNbytes; }
+    void begin(int g) {
+        const std::byte* b = block(g);
+        const float d = half_fast(b), dmin = half_fast(b + 2);
+        for (int i = 0; i < 8; ++i) {
+            const ScaleMin s = scale_min(b + 4, i);
+            scales[i] = d * static_cast<float>(s.scale);
+            least[i] = dmin * static_cast<float>(s.least);
+        }
+    }
     Weights32 weights(int g) const {
         const std::byte* b = block(g);
-        const __m256i fifteen = _mm256_set1_epi8(15);
         __m256i v = load32(b + (kFifth ? 48 : 16) + g % 8 / 2 * 32);
         if (g % 2 != 0) v = _mm256_srli_epi16(v, 4);
-        v = _mm256_and_si256(v, fifteen);
+        v = _mm256_and_si256(v, _mm256_set1_epi8(15));
         if constexpr (kFifth) {
             const __m256i bit = _mm256_set1_epi8(static_cast<char>(1 << g % 8));
             const __m256i set = _mm256_cmpeq_epi8(_mm256_and_si256(load32(b + 16), bit), bit);
@@ -215,15 +226,8 @@ struct FixedK {
         }
         return signed_bytes(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
     }
-    __m256 scale(int g, float x) const {
-        const std::byte* b = block(g);
-        const auto s = static_cast<float>(scale_min(b + 4, g % 8).scale);
-        return _mm256_set1_ps(half_fast(b) * s * x);
-    }
-    float offset(int g) const {
-        const std::byte* b = block(g);
-        return half_fast(b + 2) * static_cast<float>(scale_min(b + 4, g % 8).least);
-    }
+    __m256 scale(int g, float x) const { return _mm256_set1_ps(scales[g % 8] * x); }
+    float offset(int g) const { return least[g % 8]; }
     float whole() const { return 1.0f; }
 };
 
@@ -239,15 +243,13 @@ struct FixedQ6_K {
         const int half = g % 8 / 4, quarter = g % 4;
         __m256i low = load32(b + half * 64 + quarter % 2 * 32);
         if (quarter >= 2) low = _mm256_srli_epi16(low, 4);
-        const __m256i high = _mm256_srl_epi16(load32(b + 128 + half * 32),
-                                              _mm_cvtsi32_si128(quarter * 2));
+        const __m256i high =
+            _mm256_srl_epi16(load32(b + 128 + half * 32), _mm_cvtsi32_si128(quarter * 2));
         const __m256i three = _mm256_set1_epi8(3);
-        const __m256i code =
-            _mm256_or_si256(_mm256_and_si256(low, _mm256_set1_epi8(15)),
-                            _mm256_slli_epi16(_mm256_and_si256(high, three), 4));
+        const __m256i code = _mm256_or_si256(_mm256_and_si256(low, _mm256_set1_epi8(15)),
+                                             _mm256_slli_epi16(_mm256_and_si256(high, three), 4));
         const __m256i v = _mm256_sub_epi8(code, _mm256_set1_epi8(32));
-        const Weights32 w =
-            signed_bytes(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+        const Weights32 w = signed_bytes(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
         const std::byte* s = b + 192 + half * 8 + quarter * 2;
         const auto of = [](std::byte f) { return _mm256_set1_epi16(static_cast<std::int8_t>(f)); };
         return {_mm256_mullo_epi16(w.low, of(s[0])), _mm256_mullo_epi16(w.high, of(s[1]))};
@@ -257,10 +259,16 @@ struct FixedQ6_K {
     float whole() const { return 1.0f; }
 };
 
+inline float sum_of_lanes(__m256 v) {
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+
 // R rows, `apart` rows from each other, for T tokens.
 template <class F, int R, int T>
 inline void fixed_rows(const Dot& d, const Tiles& tiles, const FixedRow* x, int row, int apart) {
-    const auto f = [&]<std::size_t... I>(std::index_sequence<I...>) {
+    auto f = [&]<std::size_t... I>(std::index_sequence<I...>) {
         return std::array<F, R>{F(tiles.tile(row + static_cast<int>(I) * apart), tiles)...};
     }(std::make_index_sequence<R>{});
     __m256 sum[R][T];
@@ -269,6 +277,9 @@ inline void fixed_rows(const Dot& d, const Tiles& tiles, const FixedRow* x, int 
         for (int t = 0; t < T; ++t) sum[r][t] = _mm256_setzero_ps();
     const int groups = d.columns / 32;
     for (int g = 0; g < groups; ++g) {
+        if constexpr (requires(F one) { one.begin(g); })
+            if (g % 8 == 0)
+                for (F& one : f) one.begin(g);
         for (int r = 0; r < R; ++r) {
             const Weights32 w = f[static_cast<std::size_t>(r)].weights(g);
             for (int t = 0; t < T; ++t) {
@@ -276,10 +287,9 @@ inline void fixed_rows(const Dot& d, const Tiles& tiles, const FixedRow* x, int 
                 const __m256i p =
                     _mm256_add_epi32(_mm256_madd_epi16(w.low, _mm256_loadu_si256(q)),
                                      _mm256_madd_epi16(w.high, _mm256_loadu_si256(q + 1)));
-                sum[r][t] =
-                    _mm256_fmadd_ps(_mm256_cvtepi32_ps(p),
-                                    f[static_cast<std::size_t>(r)].scale(g, x[t].scale[g]),
-                                    sum[r][t]);
+                sum[r][t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(p),
+                                            f[static_cast<std::size_t>(r)].scale(g, x[t].scale[g]),
+                                            sum[r][t]);
                 if constexpr (F::kOffset)
                     less[r][t] += f[static_cast<std::size_t>(r)].offset(g) * x[t].sum[g];
             }
@@ -289,7 +299,7 @@ inline void fixed_rows(const Dot& d, const Tiles& tiles, const FixedRow* x, int 
         for (int r = 0; r < R; ++r)
             d.out[static_cast<std::size_t>(t) * d.out_stride +
                   static_cast<std::size_t>(row + r * apart)] =
-                F32{sum[r][t]}.reduce_add() * f[static_cast<std::size_t>(r)].whole() - less[r][t];
+                sum_of_lanes(sum[r][t]) * f[static_cast<std::size_t>(r)].whole() - less[r][t];
 }
 
 inline constexpr int kFixedRows = 2;  // read at once, far apart, as `stream` does
@@ -332,7 +342,86 @@ inline void put_fixed_kernel(KernelTable& t, int kind) {
                     fixed_scratch_nbytes, dot_tile_rows<Widened<FloatRows>>};
 }
 
+// 16 E4M3 as float32 times 2^-8: each is the upper part of a float16.
+struct Eights {
+    __m256 low, high;
+};
+
+inline Eights e4m3_eights(const std::byte* p) {
+    const __m256i up = _mm256_slli_epi16(_mm256_cvtepu8_epi16(load16(p)), 8);
+    const __m256i h =
+        _mm256_and_si256(_mm256_srai_epi16(up, 1), _mm256_set1_epi16(static_cast<short>(0xbf80)));
+    return {_mm256_cvtph_ps(_mm256_castsi256_si128(h)),
+            _mm256_cvtph_ps(_mm256_extracti128_si256(h, 1))};
+}
+
+// n columns of one row with T tokens' floats; sums in two lanes' worth each.
+template <int T>
+inline void e4m3_products(const std::byte* q, const float* const (&x)[T], int from, int n,
+                          __m256 (&sum)[T]) {
+    __m256 odd[T];
+    for (int t = 0; t < T; ++t) sum[t] = odd[t] = _mm256_setzero_ps();
+    int k = 0;
+    for (; k + 16 <= n; k += 16) {
+        const Eights w = e4m3_eights(q + from + k);
+        for (int t = 0; t < T; ++t) {
+            const float* v = x[t] + from + k;
+            sum[t] = _mm256_fmadd_ps(w.low, _mm256_loadu_ps(v), sum[t]);
+            odd[t] = _mm256_fmadd_ps(w.high, _mm256_loadu_ps(v + 8), odd[t]);
+        }
+    }
+    if (k < n) {
+        std::byte rest[16] = {};
+        std::memcpy(rest, q + from + k, static_cast<std::size_t>(n - k));
+        const Eights w = e4m3_eights(rest);
+        for (int t = 0; t < T; ++t) {
+            float v[16] = {};
+            std::memcpy(v, x[t] + from + k, static_cast<std::size_t>(n - k) * sizeof(float));
+            sum[t] = _mm256_fmadd_ps(w.low, _mm256_loadu_ps(v), sum[t]);
+            odd[t] = _mm256_fmadd_ps(w.high, _mm256_loadu_ps(v + 8), odd[t]);
+        }
+    }
+    for (int t = 0; t < T; ++t) sum[t] = _mm256_add_ps(sum[t], odd[t]);
+}
+
+template <int T>
+inline void e4m3_stream(const Dot& d) {
+    const Tiles tiles{d.w, d.w_stride, d.columns, d.format};
+    const bool mx = kind_of(d.format) == kMXFP8, whole = kind_of(d.format) == kFP8Row;
+    const int group = whole ? d.columns : group_of(d.format);
+    const int groups = (d.columns + group - 1) / group;
+    const float* x[T];
+    for (int t = 0; t < T; ++t) x[t] = reinterpret_cast<const float*>(d.x[t]);
+    for (int row = 0; row < d.rows; ++row) {
+        const std::byte* tile = tiles.tile(row);
+        const std::byte* q = tile + groups * (mx ? 1 : 4) + row % tile_rows(d.format) * d.columns;
+        __m256 sum[T], part[T];
+        for (int t = 0; t < T; ++t) sum[t] = _mm256_setzero_ps();
+        for (int g = 0; g < groups; ++g) {
+            const int from = g * group;
+            e4m3_products<T>(q, x, from, std::min(group, d.columns - from), part);
+            const float scale = mx ? kE8M0.of[byte_at(tile, g)] : load_as<float>(tile + 4 * g);
+            for (int t = 0; t < T; ++t)
+                sum[t] = _mm256_fmadd_ps(part[t], _mm256_set1_ps(scale * 256.0f), sum[t]);
+        }
+        for (int t = 0; t < T; ++t)
+            d.out[static_cast<std::size_t>(t) * d.out_stride + static_cast<std::size_t>(row)] =
+                sum_of_lanes(sum[t]);
+    }
+}
+
+template <void (*kUnpack)(const Tiles&, int, float*)>
+void e4m3_run(const Dot& d) {
+    if (d.tokens == 1) return e4m3_stream<1>(d);
+    if (d.tokens == 2) return e4m3_stream<2>(d);
+    if (d.tokens == 3) return e4m3_stream<3>(d);
+    unpacked_run<kUnpack>(d);
+}
+
 inline void put_fixed_kernels(KernelTable& t) {
+    t.fast[kFP8Block].run = e4m3_run<unpack_fp8_block>;
+    t.fast[kFP8Row].run = e4m3_run<unpack_fp8_row>;
+    t.fast[kMXFP8].run = e4m3_run<unpack_mxfp8>;
     t.put[kFixedInput] = put_fixed<false>;
     t.put[kPairsInput] = put_fixed<true>;
     put_fixed_kernel<FixedMXFP4, unpack_mxfp4>(t, kMXFP4);

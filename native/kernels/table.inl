@@ -39,6 +39,9 @@ inline KernelTable generic_table(const char* name) {
     t.name = name;
     put_formats(t);
     for (int f = 0; f < kFormats; ++f) t.fast[f] = t.exact[f];
+#if defined(HEADRACE_SIMD_AVX2) || defined(HEADRACE_SIMD_AVX512)
+    put_fixed_kernels(t);
+#endif
     t.activate = activate;
     t.add_scaled = add_scaled;
     t.add = add;
