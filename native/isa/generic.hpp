@@ -24,6 +24,8 @@
 
 #if defined(HEADRACE_SIMD_AVX2) || defined(HEADRACE_SIMD_AVX512)
 #include "kernels/fixed.inl"
+
+#include "kernels/e4m3.inl"
 #endif
 
 #include "kernels/table.inl"

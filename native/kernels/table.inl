@@ -41,6 +41,7 @@ inline KernelTable generic_table(const char* name) {
     for (int f = 0; f < kFormats; ++f) t.fast[f] = t.exact[f];
 #if defined(HEADRACE_SIMD_AVX2) || defined(HEADRACE_SIMD_AVX512)
     put_fixed_kernels(t);
+    put_e4m3_kernels(t);
 #endif
     t.activate = activate;
     t.add_scaled = add_scaled;
