@@ -70,7 +70,7 @@ def headrace(capfd):
 
 def chat(server: Served, seed: int = 3, **more: object) -> str:
     body = {"messages": [{"role": "user", "content": "What does the miller read?"}], "seed": seed}
-    body |= {"max_tokens": 60, "ignore_eos": True, **more}
+    body |= {"model": "tiny", "max_tokens": 60, "ignore_eos": True, **more}
     reply = httpx.post(server.url + "/v1/chat/completions", json=body, timeout=60)
     assert reply.status_code == 200, reply.text
     text: str = reply.json()["choices"][0]["message"]["content"]

@@ -32,7 +32,7 @@ class Plain(Graphs):
     """Never captures."""
 
     def forward(self, batch: Batch, state: State) -> Logits:
-        return self.plain(batch, state, self._experts)
+        return self.plain(batch, state, self.experts)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -49,7 +49,7 @@ def serving(folder: Path, *, capture: bool = True, **experts: object) -> Iterato
     if not capture:
         forward = forward_of(engine)
         graphs = forward.graphs
-        forward.graphs = Plain(graphs._transformer, graphs._experts, graphs._device)
+        forward.graphs = Plain(graphs._transformer, graphs.experts, graphs._device)
     try:
         yield engine
     finally:
@@ -174,7 +174,7 @@ def test_a_replay_takes_no_memory_of_the_device_and_torch_does_nothing(
             batch = captured.batch
             batch.tokens_T.fill_(9 + position)
             hybrid.begin(1, prefill=False)
-            logits = graphs.forward(batch, engine.live._built.pools.state)
+            logits = graphs.forward(batch, engine.live._built.tiers.pools.state)
             hybrid.finish()
             assert bool(torch.isfinite(torch.from_numpy(logits.rows)).all())
         assert len(replays) == 3

@@ -23,7 +23,7 @@ class Plain(Graphs):
     """Never captures."""
 
     def forward(self, batch: Batch, state: State) -> Logits:
-        return self.plain(batch, state, self._experts)
+        return self.plain(batch, state, self.experts)
 
 
 def graphs_of(engine: Engine) -> Graphs:
@@ -59,7 +59,7 @@ def test_the_bits_of_the_plain_pass(family: str, threads: int, tmp_path: Path) -
 
     engine = headrace.load(tmp_path, config)
     graphs = graphs_of(engine)
-    plain = Plain(graphs._transformer, graphs._experts, graphs._device)
+    plain = Plain(graphs._transformer, graphs.experts, graphs._device)
     engine._runner._forward = plain.forward
     expected = serve(engine, MOST_SEQUENCES + 1) + serve(engine, 2)
     engine.close()

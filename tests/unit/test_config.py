@@ -38,6 +38,7 @@ def test_dotted_keys_reach_every_setting() -> None:
         "emulated.pinning": "refused",
         "emulated.machine": "rtx4060-laptop",
         "memory.prefix_cache": "off",
+        "memory.anchors": "off",
     }
     for key in known_keys():
         config = EngineConfig.of(**{key: words.get(key, "7")})
