@@ -132,9 +132,9 @@ def charts(result: dict[str, Any]) -> dict[str, str]:
 
 
 def _overlaps(shape: Shape, link: float) -> list[dict[str, float]]:
-    """Four times as many layers as small: the first one's copies have nothing to hide behind."""
-    experts = max(shape.top_k, shape.experts // 4)
-    bank = random_bank(replace(shape, layers=4 * shape.layers, experts=experts))
+    """Eight times as many layers, as small: the first one's copies have nothing to hide behind."""
+    experts = max(shape.top_k, shape.experts // 8)
+    bank = random_bank(replace(shape, layers=8 * shape.layers, experts=experts))
     return [overlap(bank, link, computing) for computing in (0.5, 1.0, 2.0)]
 
 
