@@ -195,23 +195,32 @@ struct FixedGgmlMXFP4 : FixedBlocks32<17> {
     float whole() const { return 0.5f; }
 };
 
-// Q4_K and Q5_K: eight groups a block, each with a scale and a minimum.
+inline __m256 floats_of(std::uint32_t first, std::uint32_t second) {
+    const std::uint64_t bytes = first | static_cast<std::uint64_t>(second) << 32;
+    return _mm256_cvtepi32_ps(
+        _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<std::int64_t>(bytes))));
+}
+
+// Q4_K and Q5_K: eight groups a block, each with a scale and a minimum of 6 bits.
 template <int kNbytes, bool kFifth>
 struct FixedK {
-    static constexpr bool kOffset = true, kPairs = false;
+    static constexpr bool kOffset = false, kPairs = false;
     const std::byte* blocks;
-    float scales[8], least[8];
+    float scales[8];
+    __m256 least;
     FixedK(const std::byte* tile, const Tiles&) : blocks(tile) {}
     static bool fits(const Tiles&) { return true; }
     const std::byte* block(int g) const { return blocks + g / 8 * kNbytes; }
+    // As `scale_min`, all eight at once.
     void begin(int g) {
         const std::byte* b = block(g);
-        const float d = half_fast(b), dmin = half_fast(b + 2);
-        for (int i = 0; i < 8; ++i) {
-            const ScaleMin s = scale_min(b + 4, i);
-            scales[i] = d * static_cast<float>(s.scale);
-            least[i] = dmin * static_cast<float>(s.least);
-        }
+        const auto s = load_as<std::uint32_t>(b + 4), m = load_as<std::uint32_t>(b + 8);
+        const auto rest = load_as<std::uint32_t>(b + 12);
+        const std::uint32_t six = 0x3f3f3f3f, four = 0x0f0f0f0f, top = 0x30303030;
+        const __m256 d = _mm256_set1_ps(half_fast(b)), dmin = _mm256_set1_ps(half_fast(b + 2));
+        const __m256 scale = floats_of(s & six, (rest & four) | (s >> 2 & top));
+        _mm256_storeu_ps(scales, _mm256_mul_ps(d, scale));
+        least = _mm256_mul_ps(dmin, floats_of(m & six, (rest >> 4 & four) | (m >> 2 & top)));
     }
     Weights32 weights(int g) const {
         const std::byte* b = block(g);
@@ -226,7 +235,7 @@ struct FixedK {
         return signed_bytes(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
     }
     __m256 scale(int g, float x) const { return _mm256_set1_ps(scales[g % 8] * x); }
-    float offset(int g) const { return least[g % 8]; }
+    float offset(int) const { return 0.0f; }
     float whole() const { return 1.0f; }
 };
 
@@ -270,15 +279,22 @@ inline void fixed_rows(const Dot& d, const Tiles& tiles, const FixedRow* x, int 
     auto f = [&]<std::size_t... I>(std::index_sequence<I...>) {
         return std::array<F, R>{F(tiles.tile(row + static_cast<int>(I) * apart), tiles)...};
     }(std::make_index_sequence<R>{});
-    __m256 sum[R][T];
+    constexpr bool kBlocks = requires(F one) { one.begin(0); };
+    __m256 sum[R][T], least[R][T];
     float less[R][T] = {};
     for (int r = 0; r < R; ++r)
-        for (int t = 0; t < T; ++t) sum[r][t] = _mm256_setzero_ps();
+        for (int t = 0; t < T; ++t) sum[r][t] = least[r][t] = _mm256_setzero_ps();
     const int groups = d.columns / 32;
     for (int g = 0; g < groups; ++g) {
-        if constexpr (requires(F one) { one.begin(g); })
-            if (g % 8 == 0)
-                for (F& one : f) one.begin(g);
+        if constexpr (kBlocks) {
+            for (int r = 0; r < R && g % 8 == 0; ++r) {
+                F& one = f[static_cast<std::size_t>(r)];
+                one.begin(g);
+                for (int t = 0; t < T; ++t)
+                    least[r][t] =
+                        _mm256_fmadd_ps(one.least, _mm256_loadu_ps(x[t].sum + g), least[r][t]);
+            }
+        }
         for (int r = 0; r < R; ++r) {
             const Weights32 w = f[static_cast<std::size_t>(r)].weights(g);
             for (int t = 0; t < T; ++t) {
@@ -295,10 +311,12 @@ inline void fixed_rows(const Dot& d, const Tiles& tiles, const FixedRow* x, int 
         }
     }
     for (int t = 0; t < T; ++t)
-        for (int r = 0; r < R; ++r)
+        for (int r = 0; r < R; ++r) {
+            if constexpr (kBlocks) less[r][t] = sum_of_lanes(least[r][t]);
             d.out[static_cast<std::size_t>(t) * d.out_stride +
                   static_cast<std::size_t>(row + r * apart)] =
                 sum_of_lanes(sum[r][t]) * f[static_cast<std::size_t>(r)].whole() - less[r][t];
+        }
 }
 
 inline constexpr int kFixedRows = 2;  // read at once, far apart, as `stream` does
