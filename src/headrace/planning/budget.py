@@ -146,19 +146,13 @@ def device_memory(facts: ModelFacts, free: int, need: DeviceNeed) -> MemoryBudge
             expected=f"more than {mib(least)}",
             fix="compute on the CPU (device = cpu) or choose a smaller model",
         )
-    state_bytes, slots = _state(facts, room, need.cache)
-    room -= state_bytes
-    block_bytes = facts.kv_bytes_per_token(need.cache.element_bytes) * need.cache.block_tokens
-    blocks = _context_blocks(block_bytes, room, need)
-    return MemoryBudget(
+    return _with_context(
+        facts,
+        need,
+        room,
         free=free,
         weights=dense,
         reserve=reserve,
-        state_bytes=state_bytes,
-        kv_bytes=blocks * block_bytes,
-        state_slots=slots,
-        kv_blocks=blocks,
-        block_tokens=need.cache.block_tokens,
         slot_bytes=facts.slot_bytes,
         workspace=workspace,
     )
@@ -184,21 +178,30 @@ def tier_memory(
     # As on the CPU alone, a small machine keeps no more than half for other programs.
     reserve = min(reserve_bytes(total), left // 2)
     room = left - reserve
-    state_bytes, slots = _state(facts, room, need.cache)
-    room -= state_bytes
-    block_bytes = facts.kv_bytes_per_token(need.cache.element_bytes) * need.cache.block_tokens
-    blocks = _context_blocks(block_bytes, room, need)
-    return MemoryBudget(
+    return _with_context(
+        facts,
+        need,
+        room,
         free=free,
         weights=dense,
         reserve=reserve,
+        slot_bytes=slot_bytes,
+        workspace=workspace,
+    )
+
+
+def _with_context(facts: ModelFacts, need: DeviceNeed, room: int, **fixed: int) -> MemoryBudget:
+    """What is `fixed`, with recurrent state, and keys and values of the context, in `room`."""
+    state_bytes, slots = _state(facts, room, need.cache)
+    block_bytes = facts.kv_bytes_per_token(need.cache.element_bytes) * need.cache.block_tokens
+    blocks = _context_blocks(block_bytes, room - state_bytes, need)
+    return MemoryBudget(
         state_bytes=state_bytes,
         kv_bytes=blocks * block_bytes,
         state_slots=slots,
         kv_blocks=blocks,
         block_tokens=need.cache.block_tokens,
-        slot_bytes=slot_bytes,
-        workspace=workspace,
+        **fixed,
     )
 
 
