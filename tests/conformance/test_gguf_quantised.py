@@ -76,7 +76,6 @@ def test_all_matrices_of_one_type(kind: str, folders: dict[str, Path], tmp_path:
     check(folders["qwen3_moe"], matrices(gguf.GGMLQuantizationType[kind]), tmp_path)
 
 
-@pytest.mark.skipif(not QUANTISED, reason="no quantised type yet")
 def test_types_are_mixed_in_a_layer(folders: dict[str, Path], tmp_path: Path) -> None:
     """As the medium mixes do: values, down projections and the head in more bits."""
     few = matrices(gguf.GGMLQuantizationType.Q4_K)
@@ -90,7 +89,6 @@ def test_types_are_mixed_in_a_layer(folders: dict[str, Path], tmp_path: Path) ->
     check(folders["qwen3_moe"], kinds, tmp_path)
 
 
-@pytest.mark.skipif(not QUANTISED, reason="no quantised type yet")
 def test_mxfp4_experts_with_biases(folders: dict[str, Path], tmp_path: Path) -> None:
     rest = matrices(gguf.GGMLQuantizationType.Q8_0)
 
@@ -101,6 +99,5 @@ def test_mxfp4_experts_with_biases(folders: dict[str, Path], tmp_path: Path) -> 
     check(folders["gpt_oss"], kinds, tmp_path)
 
 
-@pytest.mark.skipif(not QUANTISED, reason="no quantised type yet")
 def test_recurrent_layers(folders: dict[str, Path], tmp_path: Path) -> None:
     check(folders["qwen3_5_moe"], matrices(gguf.GGMLQuantizationType.Q8_0), tmp_path)

@@ -16,7 +16,6 @@ from served import Served, tiny_model
 
 from fixtures.gguf_files import matrices, write_gguf
 from headrace.cli.main import main
-from headrace.formats.format import BY_TAG
 
 FEW = ("--max-tokens", "12", "--temperature", "0", "--set", "dtype=float32")
 SAID = ("text", "prompt_tokens", "completion_tokens", "finish")
@@ -114,7 +113,6 @@ def _mixed(name: str, values: Any) -> gguf.GGMLQuantizationType:
     return matrices(kinds.Q8_0 if more else kinds.Q4_0)(name, values)
 
 
-@pytest.mark.skipif("Q8_0" not in BY_TAG, reason="no quantised type yet")
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "mixed"])
 def test_quantised_files_in_memory_on_disk_and_on_a_device(
     folder: Path, capfd: Any, tmp_path: Path, kind: str
