@@ -7,6 +7,7 @@ import json
 import pytest
 import responses_bodies
 from hypothesis import HealthCheck, given, settings
+from responses_calls import LOOK, PATCH, TEAM, USER, A, call, output, parse, text
 
 from headrace.api.call import StreamOptions
 from headrace.api.errors import CODES
@@ -16,44 +17,6 @@ from headrace.api.responses_store import ResponseStore
 from headrace.chat.types import Message, ToolChoice
 from headrace.engine.request import Sampling
 from headrace.errors import RequestError
-
-A, B = "a" * 32, "b" * 32
-USER = {"role": "user", "content": "hi"}
-LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}}
-PATCH = {"type": "custom", "name": "patch", "description": "Changes a file."}
-TEAM = {
-    "type": "namespace",
-    "name": "team",
-    "description": "Other agents",
-    "tools": [{"type": "function", "name": "ask"}, {"type": "custom", "name": "tell"}],
-}
-
-
-def parse(input="hi", kept=None, **more):
-    body = Fields({"model": "m", "input": input, **more})
-    return parse_response(body, Sampling(), ResponseStore() if kept is None else kept)
-
-
-def messages(*items, **more):
-    return parse(list(items), **more).ask.messages
-
-
-def text(kind, text):
-    return {"type": kind, "text": text}
-
-
-def call(call_id, name="look", arguments="{}", **more):
-    return {
-        "type": "function_call",
-        "call_id": call_id,
-        "name": name,
-        "arguments": arguments,
-        **more,
-    }
-
-
-def output(id, value="done", kind="function_call_output"):
-    return {"type": kind, "call_id": id, "output": value}
 
 
 def test_namespaces_are_flattened_both_ways():
