@@ -56,17 +56,29 @@ void attention(Pool& pool, Address q, std::int64_t q_stride, Address k, Address 
 
 void conv(Pool& pool, Address x, std::int64_t tokens, std::int64_t x_stride, std::int64_t channels,
           int kernel, Address weight, Address bias, int sequences, Address offsets, Address slots,
-          Address state, bool silu, Address y) {
+          Address state, bool silu, Address y, int runs_of, Address firsts, Address keeps) {
     make(pool, headrace::conv,
-         {at<float>(x), tokens, x_stride, channels, kernel, at<float>(weight), at<float>(bias),
-          sequences, at<std::int32_t>(offsets), at<std::int32_t>(slots), at<float>(state), silu,
-          at<float>(y)});
+         {at<float>(x),
+          tokens,
+          x_stride,
+          channels,
+          kernel,
+          at<float>(weight),
+          at<float>(bias),
+          sequences,
+          at<std::int32_t>(offsets),
+          at<std::int32_t>(slots),
+          at<float>(state),
+          silu,
+          at<float>(y),
+          {runs_of, at<std::int32_t>(firsts), at<std::int32_t>(keeps)}});
 }
 
 void delta(Pool& pool, Address q, Address k, Address v, std::int64_t q_stride,
            std::int64_t k_stride, std::int64_t v_stride, Address decay, Address beta, Address out,
            int sequences, Address offsets, Address slots, Address state, int key_heads,
-           int value_heads, int key_dim, int value_dim, bool normalize, float scale, bool tiled) {
+           int value_heads, int key_dim, int value_dim, bool normalize, float scale, bool tiled,
+           int runs_of, Address firsts, Address keeps) {
     make(pool, headrace::delta,
          {at<float>(q),
           at<float>(k),
@@ -87,7 +99,8 @@ void delta(Pool& pool, Address q, Address k, Address v, std::int64_t q_stride,
           value_dim,
           normalize,
           scale,
-          tiled});
+          tiled,
+          {runs_of, at<std::int32_t>(firsts), at<std::int32_t>(keeps)}});
 }
 
 void route(Pool& pool, Address logits, std::int64_t tokens, int experts, int top_k, int score,
@@ -116,11 +129,12 @@ void bind_mixers(nb::module_&, nb::class_<Pool>& pool) {
              "window"_a, "sinks"_a, Released())
         .def("conv", &conv, "x"_a, "tokens"_a, "x_stride"_a, "channels"_a, "kernel"_a, "weight"_a,
              "bias"_a, "sequences"_a, "offsets"_a, "slots"_a, "state"_a, "silu"_a, "y"_a,
-             Released())
+             "runs_of"_a = 0, "firsts"_a = 0, "keeps"_a = 0, Released())
         .def("delta", &delta, nb::kw_only(), "q"_a, "k"_a, "v"_a, "q_stride"_a, "k_stride"_a,
              "v_stride"_a, "decay"_a, "beta"_a, "out"_a, "sequences"_a, "offsets"_a, "slots"_a,
              "state"_a, "key_heads"_a, "value_heads"_a, "key_dim"_a, "value_dim"_a, "normalize"_a,
-             "scale"_a, "tiled"_a = false, Released())
+             "scale"_a, "tiled"_a = false, "runs_of"_a = 0, "firsts"_a = 0, "keeps"_a = 0,
+             Released())
         .def("route", &route, nb::kw_only(), "logits"_a, "tokens"_a, "experts"_a, "top_k"_a,
              "score"_a, "bias"_a, "groups"_a, "keep_groups"_a, "renormalize"_a, "renorm_eps"_a,
              "scale"_a, "ids"_a, "weights"_a, Released());

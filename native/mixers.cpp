@@ -16,6 +16,27 @@ void check_offsets(const std::int32_t* offsets, int sequences) {
                 "offsets that never fall");
 }
 
+// How many sequences a call has; its `count` runs must be theirs.
+int sequences_of(const Runs& runs, int count) {
+    if (runs.firsts == nullptr) return count;
+    require(runs.sequences >= 0 && runs.firsts[0] == 0 && runs.firsts[runs.sequences] == count,
+            number(count) + " runs of " + number(runs.sequences) + " sequences",
+            "as many as the sequences have");
+    for (int s = 0; s < runs.sequences; ++s)
+        require(runs.firsts[s] <= runs.firsts[s + 1], "firsts that fall", "firsts that never fall");
+    return runs.sequences;
+}
+
+// The runs of one sequence in order: run(r), then kept(r, slot) where a copy is wanted behind it.
+template <class Run, class Kept>
+void walk(const Runs& runs, int sequence, Run&& run, Kept&& kept) {
+    if (runs.firsts == nullptr) return run(sequence);
+    for (int r = runs.firsts[sequence]; r < runs.firsts[sequence + 1]; ++r) {
+        run(r);
+        if (runs.keeps[r] >= 0) kept(r, static_cast<std::int64_t>(runs.keeps[r]));
+    }
+}
+
 }  // namespace
 
 void add(Pool& pool, const Add& c) {
@@ -207,14 +228,24 @@ void conv(Pool& pool, const Conv& c) {
     const Pool::Busy busy(pool);
     const MixerTable& kernels = *pool.kernels().mixers;
     pool.reserve_scratch(kernels.conv_scratch_nbytes(c));
+    const int sequences = sequences_of(c.runs, c.sequences);
     const std::int64_t groups = (c.channels + kChannels - 1) / kChannels;
     const std::int64_t work =
-        (c.tokens + c.sequences) * kChannels * (c.kernel + 4) / std::max(1, c.sequences);
-    split(pool, groups * c.sequences, work, [&](std::int64_t first, std::int64_t last, int worker) {
+        (c.tokens + c.sequences) * kChannels * (c.kernel + 4) / std::max(1, sequences);
+    const auto state = [&](std::int64_t slot, std::int64_t channel) {
+        return c.state + (slot * c.channels + channel) * (c.kernel - 1);
+    };
+    split(pool, groups * sequences, work, [&](std::int64_t first, std::int64_t last, int worker) {
         for (std::int64_t unit = first; unit < last; ++unit) {
             const std::int64_t at = unit % groups * kChannels;
-            kernels.conv(c, static_cast<int>(unit / groups), at,
-                         std::min(c.channels, at + kChannels), pool.scratch(worker));
+            const std::int64_t end = std::min(c.channels, at + kChannels);
+            walk(
+                c.runs, static_cast<int>(unit / groups),
+                [&](int run) { kernels.conv(c, run, at, end, pool.scratch(worker)); },
+                [&](int run, std::int64_t slot) {
+                    const float* from = state(c.slots[run], at);
+                    std::copy(from, from + (end - at) * (c.kernel - 1), state(slot, at));
+                });
         }
     });
 }
@@ -231,19 +262,32 @@ void delta(Pool& pool, const Delta& c) {
     const MixerTable& kernels = *pool.kernels().mixers;
     pool.reserve_scratch(kernels.delta_scratch_nbytes(c));
     // Columns are independent: a head is cut between them where there are too few heads.
-    const std::int64_t heads = static_cast<std::int64_t>(c.sequences) * c.value_heads;
+    const int sequences = sequences_of(c.runs, c.sequences);
+    if (sequences == 0) return;
+    const std::int64_t heads = static_cast<std::int64_t>(sequences) * c.value_heads;
     const int blocks = (c.value_dim + Delta::kColumns - 1) / Delta::kColumns;
     const int cuts = heads >= pool.threads() * kPiecesPerThread ? 1 : blocks;
     const int columns = (blocks + cuts - 1) / cuts * Delta::kColumns;
     const std::int64_t tokens = c.offsets[c.sequences] - c.offsets[0];
-    const std::int64_t work = tokens * c.key_dim * c.value_dim / c.sequences / cuts;
+    const std::int64_t work = tokens * c.key_dim * c.value_dim / sequences / cuts;
+    const auto state = [&](std::int64_t slot, int head) {
+        return c.state + (slot * c.value_heads + head) * c.key_dim * c.value_dim;
+    };
     split(pool, heads * cuts, work, [&](std::int64_t first, std::int64_t last, int worker) {
         for (std::int64_t unit = first; unit < last; ++unit) {
-            const std::int64_t head = unit / cuts;
+            const int head = static_cast<int>(unit / cuts % c.value_heads);
             const int at = static_cast<int>(unit % cuts) * columns;
-            kernels.delta(c, static_cast<int>(head / c.value_heads),
-                          static_cast<int>(head % c.value_heads), at,
-                          std::min(c.value_dim, at + columns), pool.scratch(worker));
+            const int end = std::min(c.value_dim, at + columns);
+            walk(
+                c.runs, static_cast<int>(unit / cuts / c.value_heads),
+                [&](int run) { kernels.delta(c, run, head, at, end, pool.scratch(worker)); },
+                [&](int run, std::int64_t slot) {
+                    const float* from = state(c.slots[run], head);
+                    float* to = state(slot, head);
+                    for (std::int64_t i = 0; i < c.key_dim; ++i)
+                        std::copy(from + i * c.value_dim + at, from + i * c.value_dim + end,
+                                  to + i * c.value_dim + at);
+                });
         }
     });
 }

@@ -121,6 +121,14 @@ struct AttentionPiece {
     std::int64_t spans;
 };
 
+// Sequences that are computed run by run, in order, so that states within them can be kept:
+// `offsets` and `slots` of a call are then those of runs.
+struct Runs {
+    int sequences = 0;
+    const std::int32_t* firsts = nullptr;  // [sequences + 1]; nullptr: each run is a sequence
+    const std::int32_t* keeps = nullptr;   // by run: the slot that gets a copy behind it, or -1
+};
+
 struct Conv {
     static constexpr int kChannels = 512;  // channels that one pass over the tokens takes
 
@@ -137,6 +145,7 @@ struct Conv {
     float* state;
     bool silu;
     float* y;  // apart from x
+    Runs runs = {};
 };
 
 struct Delta {
@@ -163,6 +172,7 @@ struct Delta {
     bool normalize;
     float scale;
     bool tiled = false;  // value head i uses key head i % key_heads
+    Runs runs = {};
 };
 
 struct Route {

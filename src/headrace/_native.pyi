@@ -343,6 +343,9 @@ class Pool:
         state: int,
         silu: bool,
         y: int,
+        runs_of: int = 0,
+        firsts: int = 0,
+        keeps: int = 0,
     ) -> None:
         """Causal depthwise convolution, then silu. weight: float32 [channels, kernel], oldest tap
         first.
@@ -350,6 +353,9 @@ class Pool:
         state: float32 [slots, channels, kernel-1], the last inputs of each sequence (oldest first),
         read and updated.
         slots: int32 [sequences].
+        With `firsts`, int32 [runs_of + 1], "sequences" are runs: those from firsts[s] to firsts[s +
+        1] follow each other in sequence s, and behind run r its state is copied to slot keeps[r]
+        (int32), unless that is negative.
         """
 
     def delta(
@@ -375,6 +381,9 @@ class Pool:
         normalize: bool,
         scale: float,
         tiled: bool = False,
+        runs_of: int = 0,
+        firsts: int = 0,
+        keeps: int = 0,
     ) -> None:
         """Gated delta rule, token by token: S *= exp(decay); S += k (beta (v - k.S))^T; out =
         (scale q).S.
@@ -382,7 +391,7 @@ class Pool:
         decay, beta: float32 [tokens, value_heads] (decay <= 0, the log). Value head i uses key head
         i // (value_heads/key_heads), or i % key_heads if tiled.
         normalize: q and k are divided by sqrt(sum of squares + 1e-6) first. state: float32 [slots,
-        value_heads, key_dim, value_dim].
+        value_heads, key_dim, value_dim]. Runs as in `conv`.
         """
 
     def route(

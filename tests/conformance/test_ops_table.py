@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import expert_caches
 import pytest
@@ -151,6 +152,13 @@ def conv(r: Random) -> Iterator[Case]:
                 return ops.conv(x, w, bias, state, spans), state
 
             yield case
+            # Two more slots get the states behind the first run and behind the last.
+            if len(lengths) == 3:
+                yield partial(
+                    case,
+                    before=torch.cat([before, before[:2] * float("nan")]),
+                    spans=r.runs(spans, [[], [1, 5], []], [-1, 4, -1, -1, 3]),
+                )
 
 
 def delta(r: Random) -> Iterator[Case]:
@@ -181,6 +189,12 @@ def delta(r: Random) -> Iterator[Case]:
                 return y, state
 
             yield case
+            if len(lengths) == 3:
+                yield partial(
+                    case,
+                    before=torch.cat([before, before[:2] * float("nan")]),
+                    spans=r.runs(spans, [[], [2, 3], []], [-1, 4, -1, -1, 3]),
+                )
 
 
 def route(r: Random) -> Iterator[Case]:

@@ -1,6 +1,4 @@
-"""Where a recurrent state is saved: a prefill chunk ends there. Decided by the prompt alone, never
-by what is cached.
-"""
+"""Where a recurrent state is saved. Decided by the prompt alone, never by what is cached."""
 
 from __future__ import annotations
 
@@ -8,12 +6,12 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 SPACING = 1024  # tokens between states where a prompt names no place
-# Shorter chunks waste most of a step; only where a conversation goes on they are worth it.
+# States lie closer together only where a conversation goes on: there they are worth their memory.
 CLOSE = 256
 
 
 class Cuts:
-    """Positions of one prompt at which chunks end, ascending; the prompt's end is the last."""
+    """Positions of one prompt at which states are saved, ascending; its end is the last."""
 
     def __init__(
         self,
@@ -44,6 +42,13 @@ class Cuts:
         if i < len(self.positions):
             return self.positions[i]
         return (start // self._spacing + 1) * self._spacing
+
+    def within(self, start: int, end: int) -> list[int]:
+        """All cuts behind position `start`, up to `end`."""
+        found: list[int] = []
+        while (at := self.next(found[-1] if found else start)) <= end:
+            found.append(at)
+        return found
 
     def last(self, limit: int) -> int:
         """The last cut of the prompt at most at position `limit`, 0 if there is none."""

@@ -114,13 +114,18 @@ class StateCheckpoints:
     def slot_for(self, worth: float) -> int | None:
         """A slot for a state of this worth: of the device, else of the host, else None. What is
         worth less goes for it."""
+        slot = self.device_slot(worth)
+        if slot is not None:
+            return slot
+        return ~self.host.take()[0] if self._host_room(worth) else None
+
+    def device_slot(self, worth: float) -> int | None:
+        """A slot of the device for a state of this worth, None where there is none."""
         if not self.slots.free:
             least = self._least(host=False)
-            if least is not None and self.worth(least) < worth:
+            if least is not None and (self.worth(least) < worth or self._host_room(worth)):
                 self._part_with(least)
-        if self.slots.free:
-            return self.slots.take()[0]
-        return ~self.host.take()[0] if self._host_room(worth) else None
+        return self.slots.take()[0] if self.slots.free else None
 
     def renamed(self, moves: Mapping[int, int]) -> None:
         """Slots have other numbers now: old -> new."""

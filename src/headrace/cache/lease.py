@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from headrace.cache.conversations import Conversation
 from headrace.cache.radix import Checkpoint, Node
@@ -30,6 +31,13 @@ class Prefix:
         return sum(node.block >= 0 for node in self.path)
 
 
+class Cut(NamedTuple):
+    """A position of a sequence, tokens before it, and the slot that gets its state there."""
+
+    position: int
+    slot: int
+
+
 @dataclass(slots=True, eq=False)
 class Lease:
     """What a running sequence holds; `node` is the last block of it that is in the tree."""
@@ -38,6 +46,7 @@ class Lease:
     blocks: tuple[int, ...]
     state: int  # -1 = the model has none
     owner: Conversation
+    cuts: tuple[Cut, ...] = ()  # of the step that is computed now, ascending
 
     def rename(self, blocks: Mapping[int, int], states: Mapping[int, int]) -> None:
         """Numbers have changed: old -> new."""

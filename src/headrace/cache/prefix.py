@@ -8,11 +8,12 @@ values.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from headrace.cache.blocks import BlockPool
 from headrace.cache.checkpoints import before, worth_now
 from headrace.cache.conversations import Conversation
-from headrace.cache.lease import Copies, Lease, Prefix
+from headrace.cache.lease import Copies, Cut, Lease, Prefix
 from headrace.cache.radix import Checkpoint, Node
 from headrace.cache.store import BlockStore
 
@@ -163,6 +164,27 @@ class PrefixCache:
         if tuple(blocks) != lease.blocks:
             lease.blocks = tuple(blocks)
 
+    def reserve(self, lease: Lease, computed: int, positions: Sequence[int]) -> tuple[Cut, ...]:
+        """Slots of the device for the states of a step at these positions behind `computed`, the
+        last ones first, as many as are worth it. They are the lease's until `save_cuts`."""
+        if not self.on or not positions:
+            return ()
+        lease.owner.grown(positions[-1])
+        last = before(lease.node, computed + 1 - lease.node.start)
+        cuts: list[Cut] = []
+        for start, at in reversed(list(pairwise((last.position if last else 0, *positions)))):
+            slot = self.checkpoints.device_slot(worth_now(at - start, lease.owner))
+            if slot is not None:
+                cuts.insert(0, Cut(at, slot))
+        lease.cuts = tuple(cuts)
+        return lease.cuts
+
+    def save_cuts(self, lease: Lease, tokens: Tokens) -> None:
+        """The states that a step has left in the slots reserved for it."""
+        cuts, lease.cuts = lease.cuts, ()
+        for cut in reversed(cuts):
+            self._put(lease, tokens, cut)
+
     def save(self, lease: Lease, tokens: Tokens, computed: int) -> None:
         """A copy of the state, if there is a slot for it or something of less worth in one."""
         if not self.on or not self._recurrent or computed == 0:
@@ -170,23 +192,15 @@ class PrefixCache:
         at = lease.node
         part = tuple(tokens[at.end : computed])
         found = self.tree.covering(at, part) if part else at
-        offset = len(part) or len(at.tokens)
-        if found is not None and offset in found.states:
+        if found is not None and (len(part) or len(at.tokens)) in found.states:
             return
         last = before(at, computed - at.start)
         lease.owner.grown(computed)
         worth = worth_now(computed - (last.position if last else 0), lease.owner)
         # A slot first: what goes for it may be a neighbour of the place where this state belongs.
         slot = self.checkpoints.slot_for(worth)
-        if slot is None:
-            return
-        node = self._place(lease, part)
-        if node is None:
-            (self.checkpoints.host if slot < 0 else self.states).release((max(slot, ~slot),))
-            return
-        self.checkpoints.put(node, offset, slot)
-        self._store.copies.states.append((lease.state, slot))
-        self._store.settle(node)
+        if slot is not None and self._put(lease, tokens, Cut(computed, slot)):
+            self._store.copies.states.append((lease.state, slot))
 
     def release(self, lease: Lease, tokens: Tokens, computed: int, *, state_valid: bool) -> None:
         """A sequence stops running; what it computed stays. `state_valid`: its state is that
@@ -195,6 +209,7 @@ class PrefixCache:
         if self.on and computed and (state_valid or not self._recurrent):
             self._keep_end(lease, tokens, computed)
         self.blocks.release(lease.blocks)
+        self.states.release(cut.slot for cut in lease.cuts)
         if lease.state >= 0:
             self.states.release((lease.state,))
         node = lease.node
@@ -235,6 +250,7 @@ class PrefixCache:
         for block, n in held.items():
             assert self.blocks.holders(block) == n
         slots = [lease.state for lease in leases if lease.state >= 0]
+        slots += [cut.slot for lease in leases for cut in lease.cuts]
         slots += [c.slot for c in self.checkpoints if c.slot >= 0]
         assert len(slots) == len(set(slots)) == self.states.used
 
@@ -288,17 +304,35 @@ class PrefixCache:
             self._store.touch(node, lease.owner)
         self._store.settle(node)
 
-    def _place(self, lease: Lease, part: tuple[int, ...]) -> Node | None:
-        """The node that begins with what a sequence has of its unfilled block; a copy of that
-        block, since the sequence goes on writing. None where no block is left."""
+    def _put(self, lease: Lease, tokens: Tokens, cut: Cut) -> bool:
+        """A state of the sequence is the tree's. False, and its slot is free again, where there is
+        one already or no block is left."""
+        at: Node | None = lease.node
+        while at is not None and at.end > cut.position:
+            at = at.parent
+        assert at is not None
+        part = tuple(tokens[at.end : cut.position])
+        offset = len(part) or len(at.tokens)
+        node = self._place(lease, at, part)
+        if node is None or offset in node.states:
+            host = cut.slot < 0
+            (self.checkpoints.host if host else self.states).release((max(cut.slot, ~cut.slot),))
+            return False
+        self.checkpoints.put(node, offset, cut.slot)
+        self._store.settle(node)
+        return True
+
+    def _place(self, lease: Lease, at: Node, part: tuple[int, ...]) -> Node | None:
+        """The node behind `at` that begins with this part of the sequence; where that is of its
+        unfilled block a copy, since the sequence goes on writing. None where no block is left."""
         if not part:
-            return lease.node
-        found = self.tree.covering(lease.node, part)
+            return at
+        found = self.tree.covering(at, part)
         if found is None and self.spare_blocks:
             (block,) = self.take(1)
-            source = lease.blocks[lease.node.end // self.tree.block_tokens]
+            source = lease.blocks[at.end // self.tree.block_tokens]
             self._store.copies.blocks.append((source, block))
-            found = self._store.add(lease.node, part, block, lease.owner)
+            found = self._store.add(at, part, block, lease.owner)
             self.blocks.release((block,))  # the tree has a reference of its own
         return found
 

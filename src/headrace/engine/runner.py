@@ -5,7 +5,7 @@ Buffers are made once and never move; a prompt costs no Python per token.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from headrace.engine.pools import clear_states
 from headrace.engine.request import RequestId
 from headrace.engine.step import Span, Step
 from headrace.models.state import Batch, State
-from headrace.ops.spans import Spans
+from headrace.ops.spans import Runs, Spans
 
 Forward = Callable[[Batch, State], Logits]
 
@@ -90,9 +90,9 @@ class Runner:
                 batch = self._decode[n] = self._views(n, at, torch.arange(at))
             return batch
         rows_N = torch.arange(at) if every else torch.tensor(wanted, dtype=torch.int64)
-        return self._views(n, at, rows_N)
+        return self._views(n, at, rows_N, _runs(spans))
 
-    def _views(self, n: int, at: int, rows_N: Tensor) -> Batch:
+    def _views(self, n: int, at: int, rows_N: Tensor, runs: Runs | None = None) -> Batch:
         """The buffers as far as `n` spans with `at` tokens fill them."""
         return Batch(
             tokens_T=torch.from_numpy(self._tokens[:at]),
@@ -105,6 +105,7 @@ class Runner:
                 kv_slots_T=torch.from_numpy(self._kv_slots[:at]),
                 states_S=torch.from_numpy(self._states[:n]),
                 block_size=self._block_tokens,
+                runs=runs,
             ),
         )
 
@@ -140,3 +141,21 @@ class Runner:
             table[i, :length] = known[1]
             table[i, length:] = 0
         return table
+
+
+def _runs(spans: Sequence[Span]) -> Runs | None:
+    """The runs between the places where states are kept; None where none is."""
+    if not any(span.cuts for span in spans):
+        return None
+    offsets, firsts, slots, keeps = [0], [0], list[int](), list[int]()
+    for span in spans:
+        first = offsets[-1] - span.start
+        ends = [(first + cut.position, cut.slot) for cut in span.cuts]
+        end = offsets[-1] + span.length
+        if not ends or ends[-1][0] < end:
+            ends.append((end, -1))
+        offsets += [at for at, _ in ends]
+        keeps += [slot for _, slot in ends]
+        slots += [span.state] * len(ends)
+        firsts.append(len(slots))
+    return Runs(*(torch.tensor(x, dtype=torch.int32) for x in (offsets, firsts, slots, keeps)))

@@ -14,7 +14,7 @@ from typing import Any
 
 from headrace.cache.anchors import Cuts
 from headrace.cache.blocks import BlockPool
-from headrace.cache.lease import Copies, Prefix
+from headrace.cache.lease import Copies, Cut, Prefix
 from headrace.cache.prefix import PrefixCache
 from headrace.engine.fairness import Fairness, shares
 from headrace.engine.request import Finish, Request, RequestId, TokenEvent
@@ -53,7 +53,7 @@ class Scheduler:
         self._fair = Fairness()
         self._steps = 0
         self._in_flight = False  # between next_step and commit
-        # A state is saved where a chunk ends; keys and values can be cut anywhere.
+        # A recurrent state fits one position; keys and values can be cut anywhere.
         self._recurrent = limits.prefix_cache and limits.state_slots > 0
         self._cutting = self._recurrent and limits.anchored
 
@@ -130,7 +130,7 @@ class Scheduler:
                 if not n or not self._grow(seq, n):
                     continue
                 seq.served = self._steps
-                (decode if seq.left == 1 else prefill).append(_span(seq, n))
+                (decode if seq.left == 1 else prefill).append(self._span(seq, n))
         self._in_flight = True
         return Step((*decode, *prefill))
 
@@ -151,6 +151,7 @@ class Scheduler:
             seq.computed += span.length
             assert seq.lease is not None
             self.cache.keep(seq.lease, seq.tokens, seq.computed)
+            self.cache.save_cuts(seq.lease, seq.tokens)
             if self._saves(seq, draw):
                 self.cache.save(seq.lease, seq.tokens, seq.computed)
             if draw is not None:
@@ -286,7 +287,8 @@ class Scheduler:
         return seq.overtaken < MOST_OVERTAKEN, self._fair.work(seq.party), seq.id
 
     def _saves(self, seq: Seq, draw: Draw | None) -> bool:
-        """Whether a state is kept here: at a chunk's end, an end of thinking, before a call."""
+        """Whether a state is kept behind a step: where none was on the way, at an end of thinking,
+        before a call."""
         if not self._recurrent:
             return False
         if not self._cutting:
@@ -303,13 +305,21 @@ class Scheduler:
         prompts = [s for s in self._running if s.left > 1]
         if given:
             budget = max(len(self._running), min(budget, self.mixed_tokens))
-        return given + shares(prompts, self._most, _party, budget - len(given))
+        return given + shares(prompts, _left, _party, budget - len(given))
 
-    def _most(self, seq: Seq) -> int:
-        """Tokens of its next chunk: to the next place where its state is saved."""
-        if not self._cutting:
-            return seq.left
-        return min(seq.left, seq.cuts.next(seq.computed) - seq.computed)
+    def _span(self, seq: Seq, n: int) -> Span:
+        """Its next `n` tokens; states within them are kept on the way."""
+        lease, start = seq.lease, seq.computed
+        assert lease is not None
+        cuts: tuple[Cut, ...] = ()
+        if self._cutting and seq.left > 1:
+            places = seq.cuts.within(start, start + n)
+            cuts = self.cache.reserve(lease, start, places)
+            if places and not cuts and self.limits.host_states:
+                n = places[0] - start  # to the host tier a state goes between two steps
+        end = start + n
+        tokens, sample = tuple(seq.tokens[start:end]), end == len(seq.tokens)
+        return Span(seq.id, tokens, start, lease.blocks, lease.state, sample, cuts)
 
     def _grow(self, seq: Seq, n: int) -> bool:
         """Blocks for `n` more tokens; False if it was preempted, to make room for an older one."""
@@ -377,16 +387,12 @@ class Scheduler:
         return -(-tokens // self.limits.block_tokens)
 
 
-def _span(seq: Seq, n: int) -> Span:
-    end = seq.computed + n
-    tokens = tuple(seq.tokens[seq.computed : end])
-    lease, sample = seq.lease, end == len(seq.tokens)
-    assert lease is not None
-    return Span(seq.id, tokens, seq.computed, lease.blocks, lease.state, sample)
-
-
 def _event(seq: Seq, draw: Draw) -> TokenEvent:
     return TokenEvent(seq.id, draw.token, logprob=draw.logprob, cached=seq.cached)
+
+
+def _left(seq: Seq) -> int:
+    return seq.left
 
 
 def _party(seq: Seq) -> str:

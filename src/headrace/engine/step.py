@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from headrace.cache.lease import Cut
 from headrace.engine.request import Logprob, RequestId
 from headrace.errors import HeadraceError
 
@@ -23,6 +24,7 @@ class Span:
     blocks: tuple[int, ...]  # KV blocks of the whole sequence so far, this span included
     state: int  # recurrent state slot, -1 = the model has none
     sample: bool
+    cuts: tuple[Cut, ...] = ()  # where its state is kept, at most at the span's end
 
     @property
     def length(self) -> int:

@@ -10,6 +10,25 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Runs:
+    """R runs of the tokens of S sequences, for ops that carry a state: behind a run it can be kept.
+
+    offsets_R1: int32 [R+1], tokens; firsts_S1: int32 [S+1], runs: those of sequence s follow each
+    other from firsts[s] to firsts[s+1]; slots_R: int32, its sequence's state slot; keeps_R: int32,
+    the slot that gets a copy of the state behind the run, -1 = none.
+    """
+
+    offsets_R1: Tensor
+    firsts_S1: Tensor
+    slots_R: Tensor
+    keeps_R: Tensor
+
+    @property
+    def count(self) -> int:
+        return int(self.slots_R.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
 class Spans:
     """S sequences, T tokens in all; token t of sequence s: offsets[s] <= t < offsets[s+1].
 
@@ -25,6 +44,7 @@ class Spans:
     kv_slots_T: Tensor
     states_S: Tensor
     block_size: int
+    runs: Runs | None = None  # None = no state is kept within or behind this step
 
     @property
     def sequences(self) -> int:

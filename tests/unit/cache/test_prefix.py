@@ -59,7 +59,7 @@ class CacheAgainstLists(RuleBasedStateMachine):
             self.states[new] = self.states[old]
 
     def compute(self, run: Run, n: int) -> None:
-        """Reads all that came before, then writes."""
+        """Reads all that came before, then writes; states on the way go to their slots."""
         for i in range(run.computed):
             cell = self.cells[run.lease.blocks[i // self.size]][i % self.size]
             assert cell == tuple(run.tokens[: i + 1])
@@ -71,6 +71,9 @@ class CacheAgainstLists(RuleBasedStateMachine):
         run.computed += n
         if self.recurrent:
             self.states[run.lease.state] = tuple(run.tokens[: run.computed])
+            for cut in run.lease.cuts:
+                assert run.computed - n < cut.position <= run.computed
+                self.states[cut.slot] = tuple(run.tokens[: cut.position])
 
     @rule(tokens=st.lists(st.integers(0, 2), min_size=1, max_size=14), data=st.data())
     def begin(self, tokens: list[int], data: st.DataObject) -> None:
@@ -104,8 +107,18 @@ class CacheAgainstLists(RuleBasedStateMachine):
         n = data.draw(st.integers(0, len(run.tokens) - run.computed))
         if not self.cache.grow(run.lease, -(-(run.computed + n) // self.size)):
             return
+        if self.recurrent and n:
+            places = data.draw(st.sets(st.integers(run.computed + 1, run.computed + n)))
+            cuts = self.cache.reserve(run.lease, run.computed, sorted(places))
+            assert {cut.position for cut in cuts} <= places
+            self.copy()
+            self.cache.check([run.lease for run in self.running])
+            if data.draw(st.integers(0, 4)) == 0:  # the step fails
+                self.end(run, valid=False)
+                return
         self.compute(run, n)
         self.cache.keep(run.lease, run.tokens, run.computed)
+        self.cache.save_cuts(run.lease, run.tokens)
         if save:
             self.cache.save(run.lease, run.tokens, run.computed)
         self.copy()
@@ -114,7 +127,9 @@ class CacheAgainstLists(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data(), valid=st.booleans())
     def finish(self, data: st.DataObject, valid: bool) -> None:
-        run = data.draw(st.sampled_from(self.running))
+        self.end(data.draw(st.sampled_from(self.running)), valid=valid)
+
+    def end(self, run: Run, *, valid: bool) -> None:
         self.running.remove(run)
         if not valid and self.recurrent:
             self.states[run.lease.state] = (-1,)

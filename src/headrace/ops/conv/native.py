@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from headrace._native import Pool
+from headrace.ops.runs import in_runs, kept
 from headrace.ops.spans import Spans
 
 
@@ -28,11 +29,10 @@ class NativeConv:
             weight_CK.shape[1],
             weight_CK.data_ptr(),
             0 if bias_C is None else bias_C.data_ptr(),
-            spans.sequences,
-            spans.offsets_S1.data_ptr(),
-            spans.states_S.data_ptr(),
+            *in_runs(spans),
             state.data_ptr(),
             True,
             y_TC.data_ptr(),
+            **kept(spans),
         )
         return y_TC

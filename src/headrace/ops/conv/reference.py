@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from headrace.ops.runs import walk
 from headrace.ops.spans import Spans
 
 
@@ -14,16 +15,17 @@ def conv(
     """y[t] = silu(sum_k weight[:, k] x[t-K+1+k] + bias); earlier inputs come from state [slots, C,
     K-1].
 
-    The state of each sequence is updated; the slot of a new one holds zeros.
+    The state of each sequence is updated; the slot of a new one holds zeros. `Spans.runs` tells
+    where a copy of it is kept.
     """
     kernel = weight_CK.shape[1]
     out = torch.empty(x_TC.shape)
-    for s in range(spans.sequences):
-        begin, end = int(spans.offsets_S1[s]), int(spans.offsets_S1[s + 1])
-        slot = int(spans.states_S[s])
+    for begin, end, slot, keep in walk(spans):
         past_KC = state[slot].T
         x_JC = torch.cat([past_KC, x_TC[begin:end]], 0)
         y = torch.stack([(x_JC[t : t + kernel].T * weight_CK).sum(1) for t in range(end - begin)])
         out[begin:end] = torch.nn.functional.silu(y if bias_C is None else y + bias_C)
         state[slot] = x_JC[x_JC.shape[0] - (kernel - 1) :].T
+        if keep >= 0:
+            state[keep] = state[slot]
     return out

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from headrace._native import Pool
+from headrace.ops.runs import in_runs, kept
 from headrace.ops.spans import Spans
 
 
@@ -33,6 +34,7 @@ class NativeDelta:
         key_heads, key_dim = k_TGD.shape[1:]
         decay_TH, beta_TH = decay_TH.contiguous(), beta_TH.contiguous()
         out = torch.empty(tokens, value_heads, value_dim)
+        sequences, offsets, slots = in_runs(spans)
         self._run(
             q=q_TGD.data_ptr(),
             k=k_TGD.data_ptr(),
@@ -43,9 +45,9 @@ class NativeDelta:
             decay=decay_TH.data_ptr(),
             beta=beta_TH.data_ptr(),
             out=out.data_ptr(),
-            sequences=spans.sequences,
-            offsets=spans.offsets_S1.data_ptr(),
-            slots=spans.states_S.data_ptr(),
+            sequences=sequences,
+            offsets=offsets,
+            slots=slots,
             state=state.data_ptr(),
             key_heads=key_heads,
             value_heads=value_heads,
@@ -54,5 +56,6 @@ class NativeDelta:
             normalize=normalize,
             scale=scale,
             tiled=tiled,
+            **kept(spans),
         )
         return out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from headrace.ops.runs import walk
 from headrace.ops.spans import Spans
 
 NORM_EPS = 1e-6
@@ -26,7 +27,7 @@ def delta(
     """S *= exp(decay); S += k (beta (v - k.S))^T; out = (scale q).S, per value head; [T, H, V].
 
     Value head i uses key head i // (H / G), or i % G if `tiled`. `normalize`: q and k are first
-    divided by sqrt(sum of squares + 1e-6).
+    divided by sqrt(sum of squares + 1e-6). `Spans.runs` tells where a copy of S is kept.
     """
     repeat = v_THV.shape[1] // k_TGD.shape[1]
     q, k = q_TGD.float(), k_TGD.float()
@@ -39,13 +40,14 @@ def delta(
     else:
         q, k = q.repeat_interleave(repeat, 1), k.repeat_interleave(repeat, 1)
     out = torch.empty(v_THV.shape)
-    for s in range(spans.sequences):
-        slot = int(spans.states_S[s])
+    for begin, end, slot, keep in walk(spans):
         s_HDV = state[slot].clone()
-        for t in range(int(spans.offsets_S1[s]), int(spans.offsets_S1[s + 1])):
+        for t in range(begin, end):
             s_HDV *= torch.exp(decay_TH[t])[:, None, None]
             error_HV = v_THV[t] - (k[t][:, :, None] * s_HDV).sum(1)
             s_HDV += k[t][:, :, None] * (beta_TH[t][:, None] * error_HV)[:, None, :]
             out[t] = (q[t][:, :, None] * s_HDV).sum(1)
         state[slot] = s_HDV
+        if keep >= 0:
+            state[keep] = s_HDV
     return out
