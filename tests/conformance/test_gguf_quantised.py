@@ -69,6 +69,11 @@ def check(folder: Path, kinds: Kinds, tmp_path: Path) -> None:
     expected, found = logits_of(tmp_path / "same.gguf"), logits_of(tmp_path / "q.gguf")
     assert expected.isfinite().all()
     assert (found - expected).abs().max() < CLOSE * expected.abs().max()
+    plain, packed = (open_model(tmp_path / f"{name}.gguf").facts for name in ("same", "q"))
+    # Work depends on how many weights there are, not on their bytes.
+    assert packed.active_weights == plain.active_weights == plain.decode_bytes // 4
+    assert packed.stem_weights == plain.stem_weights
+    assert packed.decode_bytes < 0.6 * plain.decode_bytes
 
 
 @pytest.mark.parametrize("kind", QUANTISED)

@@ -34,13 +34,14 @@ def run(
     ) as bench:
         _decode(bench, 4, probe=False)  # the first touch of code and caches
         peak = peak_rss_bytes()
-        walls, outside, bandwidths = [], [], []
+        walls, outside, means, bandwidths = [], [], [], []
         for i in range(repeats):
             progress(i, repeats, "decoding")
             bench.bandwidths.clear()
-            wall, other = _decode(bench, tokens)
+            wall, other, mean = _decode(bench, tokens)
             walls.append(wall)
             outside.append(other)
+            means.append(mean)
             bandwidths.append(bench.bandwidth)
         facts = bench.facts
         element = 4 if bench.engine.plan.exact else 2
@@ -51,6 +52,7 @@ def run(
             "bench": "decode",
             "model": str(model.name) if model else shape.name(),
             "tokens_per_s": spread([1 / wall for wall in walls]),
+            "mean_tokens_per_s": spread([1 / mean for mean in means]),
             "step_bytes": read,
             "bytes_per_s": spread(rates),
             "read_bandwidth": spread(bandwidths),
@@ -67,8 +69,8 @@ def run(
         }
 
 
-def _decode(bench: Bench, tokens: int, *, probe: bool = True) -> tuple[float, float]:
-    """Median seconds of a decode step, in all and outside kernels.
+def _decode(bench: Bench, tokens: int, *, probe: bool = True) -> tuple[float, float, float]:
+    """Seconds of a decode step: the median in all and outside kernels, and the mean in all.
 
     Bandwidth is measured between the steps: on a shared machine it changes within seconds.
     """
@@ -81,4 +83,5 @@ def _decode(bench: Bench, tokens: int, *, probe: bool = True) -> tuple[float, fl
         steps.append(bench.timed_step())
     while not bench.engine.idle:
         bench.engine.step()
-    return statistics.median(w for w, _ in steps), statistics.median(o for _, o in steps)
+    walls, outside = ([step[i] for step in steps] for i in range(2))
+    return statistics.median(walls), statistics.median(outside), statistics.fmean(walls)

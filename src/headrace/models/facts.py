@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headrace.models.spec import Attention, LayerSpec, ModelSpec, Moe
 from headrace.planning.facts import KvNeed, ModelFacts, RecurrentNeed, StateNeed
 from headrace.weights.plan import WeightPlan
+from headrace.weights.rows import row_names
 
 
 def facts_of(spec: ModelSpec, plan: WeightPlan) -> ModelFacts:
@@ -19,10 +22,16 @@ def facts_of(spec: ModelSpec, plan: WeightPlan) -> ModelFacts:
         state=tuple(_state(layer) for layer in spec.layers),
         experts=tuple(moe.experts if moe else 0 for moe in moes),
         top_k=tuple(moe.router.top_k if moe else 0 for moe in moes),
-        expert_bytes=tuple(_expert_bytes(plan, i, moe) if moe else 0 for i, moe in enumerate(moes)),
+        expert_bytes=tuple(
+            _row(plan, i, moe, plan.nbytes) if moe else 0 for i, moe in enumerate(moes)
+        ),
         total_bytes=plan.total_bytes,
         dtype=plan.bytes_by_format().most_common(1)[0][0],
         embedding_bytes=0 if spec.tied else plan.nbytes("embed"),
+        dense_weights=_dense_weights(spec, plan),
+        expert_weights=tuple(
+            _row(plan, i, moe, plan.weights) if moe else 0 for i, moe in enumerate(moes)
+        ),
     )
 
 
@@ -40,8 +49,24 @@ def _state(layer: LayerSpec) -> StateNeed:
     )
 
 
-def _expert_bytes(plan: WeightPlan, layer: int, moe: Moe) -> int:
-    names = [f"layers.{layer}.experts.{kind}" for kind in ("gate", "up", "down")]
-    if moe.expert_bias:
-        names += [f"{name}.bias" for name in names]
-    return sum(plan.nbytes(name) for name in names) // moe.experts
+def _row(plan: WeightPlan, layer: int, moe: Moe, count: Callable[[str], int]) -> int:
+    """What `count` says of the tensors of one expert."""
+    names = [f"{name}{end}" for name in row_names(layer) for end in _ends(moe)]
+    return sum(count(name) for name in names) // moe.experts
+
+
+def _ends(moe: Moe) -> tuple[str, ...]:
+    return ("", ".bias") if moe.expert_bias else ("",)
+
+
+def _dense_weights(spec: ModelSpec, plan: WeightPlan) -> int:
+    """Of all that meets every token of a prompt: no routed expert, no embedding of its own."""
+    gone = {
+        f"{name}{end}"
+        for i, layer in enumerate(spec.layers)
+        if isinstance(layer.ffn, Moe)
+        for name in row_names(i)
+        for end in _ends(layer.ffn)
+    }
+    gone |= set() if spec.tied else {"embed"}
+    return sum(plan.weights(name) for name in plan.pieces if name not in gone)

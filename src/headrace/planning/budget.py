@@ -10,6 +10,7 @@ from headrace.errors import CapacityError
 from headrace.planning.facts import ModelFacts
 
 MIB = 1 << 20
+TIER_RESERVE = 8  # where experts lie on disk, at most one part in so many is left alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +176,8 @@ def tier_memory(
             expected=f"more than {mib(dense + workspace + 2 * slot_bytes)}",
             fix="stop other programs or choose a smaller model",
         )
-    # As on the CPU alone, a small machine keeps no more than half for other programs.
-    reserve = min(reserve_bytes(total), left // 2)
+    # Every row in RAM saves reads: a small machine, or a container, keeps an eighth.
+    reserve = min(reserve_bytes(total), left // TIER_RESERVE)
     room = left - reserve
     return _with_context(
         facts,

@@ -18,6 +18,7 @@ from headrace.planning.profile import ProfileRow, layer_kind
 from headrace.planning.split import branch_times, from_table
 
 Prefill = Literal["stream", "on demand"]
+Shape = tuple[int, int, int, int]  # of a MoE layer: experts, top k, bytes and weights of a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ class Costs:
     def _layer_times(self, tokens: int, how: Prefill) -> list[tuple[float, float]]:
         """Of each MoE layer: seconds of its experts, and of a copy that comes before them."""
         resident = self.seating is None or self.seating.placement == "resident"
-        times: dict[tuple[int, int, int], tuple[float, float]] = {}
+        times: dict[Shape, tuple[float, float]] = {}
         for layer, shape in self._shapes():
             if shape not in times:
                 if self.disk is not None:
@@ -202,15 +203,19 @@ class Costs:
                 total += sum(self._run(layers, self._dense_prefill(tokens, at)) for at in starts)
         return total
 
-    def _shapes(self) -> list[tuple[int, tuple[int, int, int]]]:
+    def _shapes(self) -> list[tuple[int, Shape]]:
         """MoE layers, with all that their time depends on."""
         facts = self.facts
         shapes = zip(facts.experts, facts.top_k, facts.expert_bytes, strict=True)
-        return [(layer, shape) for layer, shape in enumerate(shapes) if shape[0]]
+        return [
+            (layer, (*shape, facts.row_weights(layer)))
+            for layer, shape in enumerate(shapes)
+            if shape[0]
+        ]
 
     def _alike(self) -> dict[int, int]:
         """One MoE layer of each shape, and how many have it."""
-        first: dict[tuple[int, int, int], int] = {}
+        first: dict[Shape, int] = {}
         counts: dict[int, int] = {}
         for layer, shape in self._shapes():
             like = first.setdefault(shape, layer)
@@ -221,10 +226,6 @@ class Costs:
     def _active_bytes(self) -> int:
         facts = self.facts
         return sum(k * row for k, row in zip(facts.top_k, facts.expert_bytes, strict=True))
-
-    @property
-    def _weight_bytes(self) -> int:
-        return 4 if self.facts.dtype == "float32" else 2
 
     def _row(self, layer: int) -> tuple[ProfileRow, tuple[int, ...]]:
         kind = layer_kind(self.facts, layer)
@@ -268,7 +269,7 @@ class Costs:
         seen = start + tokens / 2
         looked = sum(seen if window is None else min(seen, window) for window in windows)
         attention = 4 * tokens * looked * facts.hidden
-        work_s = (2 * tokens * dense / self._weight_bytes + attention) / speeds.flops
+        work_s = (2 * tokens * facts.stem_weights + attention) / speeds.flops
         return max(dense / speeds.kernels, work_s)
 
     def _compute(self, layer: int, tokens: int) -> float:
@@ -276,7 +277,7 @@ class Costs:
         facts, speeds = self.facts, self.speeds
         nbytes, k = facts.expert_bytes[layer], facts.top_k[layer]
         read = distinct(facts.experts[layer], k, tokens) * nbytes
-        work = 2 * tokens * k * nbytes / self._weight_bytes
+        work = 2 * tokens * k * facts.row_weights(layer)
         return max(read / speeds.kernels, work / speeds.flops)
 
     def _copy(self, layer: int) -> float:
@@ -299,7 +300,7 @@ class Costs:
         host = misses - fills
         link = row.link_shared if host else row.link
         fill_s = row.fill_s + fills * nbytes / link if fills else 0.0
-        work = 2 * tokens * facts.top_k[layer] * nbytes / self._weight_bytes
+        work = 2 * tokens * facts.top_k[layer] * facts.row_weights(layer)
         here = (routed - host) / routed
         device_s = max((routed - host) * nbytes / speeds.kernels, here * work / speeds.flops)
         host_s = 0.0

@@ -50,6 +50,9 @@ class ModelFacts:
     total_bytes: int  # all weights that will be read
     dtype: str  # the prevailing weight format: float32, bfloat16, float16
     embedding_bytes: int = 0  # of an embedding that is not the output head as well
+    # Weights by number, whatever their formats; None and () = all are of `dtype`.
+    dense_weights: int | None = None  # neither in routed experts nor in that embedding
+    expert_weights: tuple[int, ...] = ()  # of one expert, per layer
 
     @property
     def prefill_bytes(self) -> int:
@@ -65,7 +68,25 @@ class ModelFacts:
     @property
     def active_weights(self) -> int:
         """Weights that meet each token: twice this is its operations, attention aside."""
-        return self.decode_bytes // (4 if self.dtype == "float32" else 2)
+        rows = sum(k * self.row_weights(layer) for layer, k in enumerate(self.top_k))
+        return self.stem_weights + rows
+
+    @property
+    def stem_weights(self) -> int:
+        """Weights that meet each token of a prompt whatever it is routed to."""
+        if self.dense_weights is not None:
+            return self.dense_weights
+        return (self.prefill_bytes - self.experts_bytes) // self._element_bytes
+
+    def row_weights(self, layer: int) -> int:
+        """Weights of one expert of this layer."""
+        if self.expert_weights:
+            return self.expert_weights[layer]
+        return self.expert_bytes[layer] // self._element_bytes
+
+    @property
+    def _element_bytes(self) -> int:
+        return 4 if self.dtype == "float32" else 2
 
     @property
     def rows(self) -> int:

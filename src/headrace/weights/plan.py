@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from headrace.errors import CheckpointError
@@ -55,6 +56,10 @@ class WeightPlan:
     def nbytes(self, name: str) -> int:
         """Bytes of a canonical tensor in memory."""
         return sum(piece.nbytes for piece in self.pieces[name])
+
+    def weights(self, name: str) -> int:
+        """Elements of a canonical tensor, whatever their format."""
+        return sum(prod(piece.shape) for piece in self.pieces[name])
 
     def bytes_by_format(self) -> Counter[str]:
         """Name of a format -> bytes in memory."""

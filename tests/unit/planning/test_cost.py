@@ -51,6 +51,16 @@ def test_a_step_where_the_weights_lie() -> None:
     assert ALONE.tokens_per_s(20) == pytest.approx(1 / 1.76)
 
 
+def test_a_prompt_counts_weights_not_their_bytes() -> None:
+    quarter = replace(FACTS, dtype="q4_0", dense_weights=2000, expert_weights=(0, 200))
+    alone = Costs(quarter, Speeds(kernels=1e9, flops=1e4, host_flops=1e9), element_bytes=2)
+    attention = 4 * 10 * (5 + 5) * 10
+    work = 2 * 10 * 2000 + attention + 2 * 10 * 2 * 200
+    assert alone.prefill(10, 0, "on demand") == pytest.approx(work / 1e4)
+    assert quarter.active_weights == 2400
+    assert FACTS.active_weights == 600  # two bytes each, where nothing else is known
+
+
 def test_a_batch_shares_experts() -> None:
     assert distinct(4, 2, 2) == pytest.approx(3)
     step = ALONE.decode(20, batch=2)
