@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.api.errors import NotFound, WrongMethod
-from headrace.api.failure import failure
+from headrace.api.failure import failure, left
 from headrace.api.guard import Door, Guard
 from headrace.api.metrics import ServerMetrics
 from headrace.api.routes import Api
@@ -35,13 +35,14 @@ def create_app(
     patience: Patience = Patience(),  # noqa: B008 frozen
 ) -> ASGIApp:
     """An ASGI application that serves one model."""
-    api = Api(session, served, body_bytes=door.body_bytes, patience=patience)
+    api = Api(session, served, door=door, patience=patience)
     app = Starlette(
         routes=api.routes(),
         middleware=[Middleware(Guard, door=door)],
         exception_handlers={
             HeadraceError: _failed,
             HTTPException: _http_error,
+            ClientDisconnect: _left,
             Exception: _our_mistake,
         },
     )
@@ -65,6 +66,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
     reply = failure(fault, request.scope)
     reply.headers.update(error.headers or {})
     return reply
+
+
+async def _left(_request: Request, _error: Exception) -> Response:
+    return left()
 
 
 async def _our_mistake(request: Request, error: Exception) -> Response:

@@ -51,6 +51,12 @@ class Busy(RequestError):
     http_status = 409
 
 
+class TooSlow(RequestError):
+    """A body that does not come to its end."""
+
+    http_status = 408
+
+
 class TooLarge(RequestError):
     http_status = 413
 
@@ -72,6 +78,7 @@ CODES: dict[type[HeadraceError], str] = {
     PreviousNotFound: "previous_response_not_found",
     WrongMethod: "method_not_allowed",
     Busy: "busy",
+    TooSlow: "request_timeout",
     TooLarge: "request_too_large",
     Unavailable: "unavailable",
 }
@@ -82,6 +89,7 @@ TYPES = {
     403: "permission_error",
     404: "invalid_request_error",
     405: "invalid_request_error",
+    408: "invalid_request_error",
     409: "invalid_request_error",
     413: "invalid_request_error",
     429: "rate_limit_error",

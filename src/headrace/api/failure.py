@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
 from headrace.api.anthropic_errors import anthropic_error
@@ -25,6 +25,11 @@ def speaks_anthropic(scope: Scope) -> bool:
     return models and "anthropic-version" in Headers(scope=scope)
 
 
+def left() -> Response:
+    """To a client that is gone: for the log and the metrics."""
+    return Response(status_code=499)
+
+
 def failure(error: HeadraceError, scope: Scope) -> JSONResponse:
     """The reply for an error."""
     headers = {}
@@ -33,6 +38,8 @@ def failure(error: HeadraceError, scope: Scope) -> JSONResponse:
         headers["retry-after"] = wait
     if error.http_status == 401:
         headers["www-authenticate"] = "Bearer"
+    if error.http_status in (408, 413):
+        headers["connection"] = "close"  # what is left of the body would be read as a request
     if speaks_anthropic(scope):
         body = anthropic_error(error)
         headers["request-id"] = body["request_id"] = f"req_{uuid.uuid4().hex}"

@@ -6,6 +6,7 @@ A server on loopback answers only to loopback names, so that a page that points 
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 from collections.abc import Awaitable, Callable
@@ -17,11 +18,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headrace.api.errors import Forbidden, TooLarge, Unauthorized
+from headrace.api.errors import Forbidden, TooLarge, TooSlow, Unauthorized
 from headrace.api.failure import failure
 from headrace.errors import HeadraceError
 
 BODY_BYTES = 32 << 20
+BODY_S = 120.0  # for the whole of a body: the largest one at 2 Mbit/s
 OPEN_PATHS = ("/health", "/api/hello")
 
 
@@ -34,6 +36,7 @@ class Door:
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()  # of pages that may call this server
     body_bytes: int = BODY_BYTES
+    body_s: float = BODY_S
 
 
 def is_loopback(host: str) -> bool:
@@ -139,17 +142,27 @@ def _with_origin(send: Send, origin: str) -> Callable[[Message], Awaitable[None]
     return wrapped
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body, never holding more than `limit` bytes. Raises TooLarge (413)."""
+async def read_body(request: Request, limit: int, limit_s: float) -> bytes:
+    """The whole body, never holding more than `limit` bytes.
+
+    Raises TooLarge (413), TooSlow (408), and starlette's ClientDisconnect.
+    """
     parts: list[bytes] = []
     size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size <= limit:
-            parts.append(part)
-        elif size > 4 * limit:
-            break
-        # Up to there the rest is read and dropped: a reply to a client that still writes is lost.
+    try:
+        async with asyncio.timeout(limit_s):
+            async for part in request.stream():
+                size += len(part)
+                if size <= limit:
+                    parts.append(part)
+                elif size > 4 * limit:
+                    break
+                # Up to there the rest is read and dropped: a reply to a client that still writes
+                # is lost.
+    except TimeoutError as error:
+        raise TooSlow(
+            f"{size} bytes of the body came in {limit_s:g} s", expected="the whole of it"
+        ) from error
     if size > limit:
         raise TooLarge(f"a body of {size} bytes or more", expected=f"at most {limit} bytes")
     return b"".join(parts)

@@ -171,7 +171,7 @@ def stored_item(item: Json, find: Find) -> Json:
         assert found is not None  # it was read
         return found
     full = {**item, "type": kind}
-    if not full.get("id"):
+    if not (full.get("id") and isinstance(full["id"], str)):
         full["id"] = f"{'msg' if kind == 'message' else 'item'}_{secrets.token_hex(12)}"
     if kind == "message":
         part = "output_text" if item["role"] == "assistant" else "input_text"

@@ -21,9 +21,9 @@ from headrace.api.anthropic import parse_count
 from headrace.api.anthropic_wire import MESSAGES
 from headrace.api.call import conversation_of
 from headrace.api.dialect import Dialect, Encoder, Envelope
-from headrace.api.failure import speaks_anthropic
+from headrace.api.failure import left, speaks_anthropic
 from headrace.api.fields import Fields, parse_json, shown
-from headrace.api.guard import read_body
+from headrace.api.guard import Door, read_body
 from headrace.api.metrics import ServerMetrics, jsonable
 from headrace.api.models import anthropic_card, anthropic_page, openai_card, openai_list
 from headrace.api.openai import parse_ask, token_ids
@@ -35,19 +35,15 @@ from headrace.api.session import Session
 from headrace.api.sse import EventStream, Gone, Patience, until_gone
 from headrace.errors import RequestError
 
-CLIENT_LEFT = 499  # never received: for the log and the metrics
-
 
 class Api:
     """All endpoints over one session."""
 
-    def __init__(
-        self, session: Session, served: Served, *, body_bytes: int, patience: Patience
-    ) -> None:
+    def __init__(self, session: Session, served: Served, *, door: Door, patience: Patience) -> None:
         self.session = session
         self.served = served
         self.metrics = ServerMetrics(session.client.status)
-        self._body_bytes = body_bytes
+        self._door = door
         self._patience = patience
         self._admin = Admin(session, served, self._body)
         self._responses = ResponsesApi(session, served, self._body, self._generate)
@@ -148,7 +144,7 @@ class Api:
         return JSONResponse({"server": server, "engine": jsonable(self.session.client.status())})
 
     async def _body(self, request: Request) -> Fields:
-        data = await read_body(request, self._body_bytes)
+        data = await read_body(request, self._door.body_bytes, self._door.body_s)
         # Large bodies would hold up every stream of the loop.
         request.state.large = len(data) >= 1 << 18
         if request.state.large:
@@ -166,7 +162,7 @@ class Api:
         try:
             turn = await until_gone(self.session.open(call), request.receive)
         except Gone:
-            return Response(status_code=CLIENT_LEFT)
+            return left()
         except RequestError as error:
             error.field = None if error.field is None else dialect.rename(error.field)
             if call.stream is None or not isinstance(error, dialect.streamed):
@@ -182,7 +178,7 @@ class Api:
         try:
             reply = await until_gone(run.whole(), request.receive)
         except Gone:
-            return Response(status_code=CLIENT_LEFT)
+            return left()
         finally:
             turn.close()
         return JSONResponse(reply, headers=self._headers())

@@ -14,8 +14,10 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from headrace.api.errors import Unavailable
 from headrace.api.failure import failure
@@ -23,6 +25,7 @@ from headrace.api.session import Session
 from headrace.errors import ConfigError
 
 KEEP_ALIVE_S = 75
+HEAD_S = 30.0  # for the lines of a request before its body
 LAST_WORDS_S = 5  # for replies that were cut to reach their clients
 
 
@@ -78,6 +81,41 @@ class Gate:
         await failure(loading, scope)(scope, receive, send)
 
 
+class _Connection(H11Protocol):
+    """Closed when the head of a request does not come to its end: nobody holds one for nothing."""
+
+    head_s = HEAD_S
+    _waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._no_longer()
+        elif self._waiting is None:
+            self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._no_longer()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        self._waiting = self.loop.call_later(self.head_s, self._give_up)
+
+    def _no_longer(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+    def _give_up(self) -> None:
+        self._waiting = None
+        if self.conn.their_state is h11.IDLE:
+            self.transport.close()
+
+
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -92,6 +130,7 @@ async def serve(
     server = _Server(
         uvicorn.Config(
             gate,
+            http=_Connection,
             log_config=None,
             access_log=False,
             lifespan="off",

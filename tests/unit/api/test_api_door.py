@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import time
 
 import httpx
 import pytest
 from serving import Script
 
 from headrace.api.guard import Door, is_loopback
+from headrace.api.server import _Connection
 
 HI = {"messages": [{"role": "user", "content": "hi"}]}
 CHAT = "/v1/chat/completions"
@@ -68,6 +71,75 @@ def test_a_huge_body_is_413_whether_its_length_is_told_or_not(start):
     chunked = httpx.post(server.url + CHAT, content=iter([b"x" * 600, b"y" * 600]))
     assert chunked.status_code == 413
     assert httpx.post(server.url + CHAT, json=HI).status_code == 200
+
+
+def sent(port: int, *lines: str, body: bytes = b"") -> socket.socket:
+    sock = socket.create_connection(("127.0.0.1", port), timeout=10)
+    sock.sendall("".join(f"{line}\r\n" for line in lines).encode() + body)
+    return sock
+
+
+def begun(port: int, path: str = CHAT) -> socket.socket:
+    """A request whose body does not come to its end."""
+    head = (f"POST {path} HTTP/1.1", "Host: localhost", "Content-Length: 1000", "")
+    return sent(port, *head, body=b'{"messages"')
+
+
+def answered(sock: socket.socket) -> bool:
+    """Whether a reply of /health comes before the end of the connection."""
+    got = b""
+    while b'{"status":"ok"}' not in got:
+        part = sock.recv(1000)
+        if not part:
+            return False
+        got += part
+    return got.startswith(b"HTTP/1.1 200")
+
+
+def test_a_client_that_leaves_within_its_body_is_no_fault_of_the_server(start, caplog):
+    server = start()
+    begun(server.port).close()
+    text = 'headrace_http_replies_total{route="/v1/chat/completions",status="499"} 1.0'
+    until = time.monotonic() + 10
+    while text not in httpx.get(server.url + "/metrics").text:
+        assert time.monotonic() < until, httpx.get(server.url + "/metrics").text
+    assert "Traceback" not in caplog.text
+    assert httpx.post(server.url + CHAT, json=HI).status_code == 200
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/tokenize"])
+def test_a_body_that_does_not_end_is_given_up_in_the_dialects_shape(start, path):
+    with begun(start(door=Door(body_s=0.05)).port, path) as sock:
+        reply = b"".join(iter(lambda: sock.recv(4096), b""))
+    head, _, body = reply.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408 ")
+    assert b"connection: close" in head.lower()
+    error = json.loads(body)["error"]
+    assert "11 bytes" in error["message"]
+    assert error["type"] == ("timeout_error" if "messages" in path else "invalid_request_error")
+
+
+@pytest.mark.parametrize("lines", [(), ("GET /health HTTP/1.1",), ("GET /health HTTP/1.1", "A: b")])
+def test_a_request_whose_head_does_not_end_is_hung_up_on(start, monkeypatch, lines):
+    monkeypatch.setattr(_Connection, "head_s", 0.05)
+    server = start()
+    with sent(server.port, *lines) as sock:
+        assert sock.recv(100) == b""
+    with sent(server.port, "GET /health HTTP/1.1", "Host: localhost", "") as sock:
+        assert answered(sock)
+        sock.sendall(b"GET /health")
+        # A second request on the same connection, after the reply to the first.
+        assert sock.recv(1000) == b""
+    assert httpx.get(server.url + "/health").status_code == 200
+
+
+def test_a_connection_that_waits_between_two_requests_stays(start, monkeypatch):
+    monkeypatch.setattr(_Connection, "head_s", 0.05)
+    with sent(start().port, "GET /health HTTP/1.1", "Host: localhost", "") as sock:
+        assert answered(sock)
+        time.sleep(0.2)
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert answered(sock)
 
 
 @pytest.mark.parametrize(

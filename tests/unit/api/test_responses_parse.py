@@ -261,6 +261,15 @@ def test_items_can_be_referred_to():
     assert parse([{"id": ids[1]}], kept).ask.messages[0].content == "A cat"
 
 
+@pytest.mark.parametrize("id", [None, "", [None], {"a": 1}, 7])
+def test_an_item_without_an_id_of_text_gets_one(id):
+    kept = ResponseStore()
+    made = parse([{"role": "user", "content": "hi", "id": id}], kept)
+    kept.put({"id": "resp_1", "output": []}, made.wish.items, None)
+    assert kept.item(made.wish.items[0]["id"])["content"][0]["text"] == "hi"
+    assert kept.delete("resp_1")
+
+
 def test_a_previous_response_that_is_gone_has_the_services_own_code():
     with pytest.raises(RequestError) as caught:
         parse(previous_response_id="resp_gone")
