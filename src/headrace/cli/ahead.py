@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 from headrace import _native
+
+# Kernels in Python for tensors that have no memory, and all decompositions: a quarter of the time
+# that importing torch takes. Only tracing and torch.compile use them, which no command does.
+UNUSED = "torch._meta_registrations"
+TRIED = ("2.13.",)  # versions of torch that import well without it
 
 
 def begin() -> None:
@@ -16,22 +23,37 @@ def begin() -> None:
 
     Relocating its 430 MB takes 0.2 s, in which the import would hold the interpreter.
     """
-    spec = find_spec("torch")
-    for folder in (spec and spec.submodule_search_locations) or ():
-        library = Path(folder) / "lib" / "libtorch_cpu.so"
-        if library.is_file():
-            _native.load_ahead(str(library))
+    library = _torch_folder() / "lib" / "libtorch_cpu.so"
+    if library.is_file():
+        _native.load_ahead(str(library))
 
 
 @contextmanager
-def lasting() -> Iterator[None]:
-    """What is made inside stays until the end, so nobody looks for garbage in it, then or later.
-
-    Searching while torch is imported takes a tenth of its time.
+def importing_torch() -> Iterator[None]:
+    """What is made inside stays until the end, so nobody looks for garbage in it, then or later:
+    searching takes a tenth of the time of importing torch. UNUSED is left out for good.
     """
     gc.disable()
+    if _leaves_out():
+        sys.modules[UNUSED] = ModuleType(UNUSED, "Left out: this process never traces or compiles.")
     try:
         yield
     finally:
         gc.freeze()
         gc.enable()
+
+
+def _torch_folder() -> Path:
+    spec = find_spec("torch")
+    folders = (spec and spec.submodule_search_locations) or ["/nonexistent"]
+    return Path(folders[0])
+
+
+def _leaves_out() -> bool:
+    if "torch" in sys.modules:
+        return False
+    try:
+        said = (_torch_folder() / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return any(f"__version__ = '{version}" in said for version in TRIED)

@@ -6,50 +6,54 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 import typer
 
-from headrace.cli import (
-    bench,
-    chat,
-    convert,
-    ctl,
-    doctor,
-    launch,
-    measure,
-    plan,
-    pull,
-    run,
-    serve,
-    simulate,
-)
 from headrace.cli.complaint import complain
 from headrace.cli.environment import debugging
 from headrace.errors import HeadraceError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
-app = typer.Typer(
-    name="headrace",
-    help="Serve Mixture-of-Experts models on the machine you own.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("serve")(serve.serve)
-app.command("chat")(chat.chat)
-app.command("run")(run.run)
-app.command("plan")(plan.plan)
-app.command("pull")(pull.pull)
-app.command("convert")(convert.convert)
-app.command("verify")(convert.verify)
-app.command("measure")(measure.measure)
-app.add_typer(ctl.app, name="ctl")
-app.command("simulate")(simulate.simulate)
-app.command("launch")(launch.launch)
-app.command("doctor")(doctor.doctor)
-app.add_typer(bench.app, name="bench")
+# In the order of the help: the module below headrace.cli, and the command or group in it.
+COMMANDS = {
+    "serve": ("serve", "serve"),
+    "chat": ("chat", "chat"),
+    "run": ("run", "run"),
+    "plan": ("plan", "plan"),
+    "pull": ("pull", "pull"),
+    "convert": ("convert", "convert"),
+    "verify": ("convert", "verify"),
+    "measure": ("measure", "measure"),
+    "ctl": ("ctl", "app"),
+    "simulate": ("simulate", "simulate"),
+    "launch": ("launch", "launch"),
+    "doctor": ("doctor", "doctor"),
+    "bench": ("bench", "app"),
+}
+
+
+def _app(arguments: Sequence[str]) -> typer.Typer:
+    """With the one command that is named, or with all: each takes time to import and to build."""
+    app = typer.Typer(
+        name="headrace",
+        help="Serve Mixture-of-Experts models on the machine you own.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    first = arguments[0] if arguments else ""
+    for name in [first] if first in COMMANDS else COMMANDS:
+        module, attribute = COMMANDS[name]
+        command = vars(import_module(f"headrace.cli.{module}"))[attribute]
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
+    return app
 
 
 def _version(wanted: bool) -> None:
@@ -60,7 +64,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: bool = typer.Option(
         False, "--version", callback=_version, is_eager=True, help="Show the version and exit."
@@ -87,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _code(arguments: list[str]) -> int:
     try:
-        app(arguments, prog_name="headrace")
+        _app(arguments)(arguments, prog_name="headrace")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
     except KeyboardInterrupt:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.cli.ahead import lasting
+from headrace.cli.ahead import importing_torch
 from headrace.cli.environment import home
 from headrace.config import EngineConfig
 from headrace.errors import CheckpointError, ConfigError
@@ -96,7 +96,7 @@ def load(path: Path, config: EngineConfig, progress: Progress, *, name: str) -> 
     opening = open_engine(path, config, home=home())
     try:
         side = _Side(path, opening.source.checkpoint)
-        with lasting():
+        with importing_torch():
             from headrace.engine.client import EngineClient  # noqa: PLC0415 start-up time
             from headrace.engine.engine import Engine  # noqa: PLC0415 torch takes seconds
 
