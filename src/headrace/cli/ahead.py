@@ -6,6 +6,7 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -15,14 +16,18 @@ from headrace import _native
 # Kernels in Python for tensors that have no memory, and all decompositions: a quarter of the time
 # that importing torch takes. Only tracing and torch.compile use them, which no command does.
 UNUSED = "torch._meta_registrations"
+OTHERS = ("asyncio", "llguidance", "markupsafe", "psutil", "safetensors", "tokenizers")
 TRIED = ("2.13.",)  # versions of torch that import well without it
 
 
 def begin() -> None:
     """Load torch's largest library beside what Python does before it imports torch.
 
-    Relocating its 430 MB takes 0.2 s, in which the import would hold the interpreter.
+    Relocating its 430 MB takes 0.2 s, in which the import would hold the interpreter. Libraries are
+    loaded one after another, so that others would wait for this one: they come first.
     """
+    for package in OTHERS:
+        import_module(package)
     library = _torch_folder() / "lib" / "libtorch_cpu.so"
     if library.is_file():
         _native.load_ahead(str(library))
