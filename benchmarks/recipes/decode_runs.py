@@ -46,7 +46,10 @@ def main() -> None:
         counts = ("uses", "misses", "read_bytes", "reading_s")
         made |= {name: last[name] - first[name] for name in counts}
         made |= {
-            "plan": {name: str(choice) for name, choice in opening.plan.tier.choices().items()},
+            "plan": {
+                name: [choice.value, choice.reason]
+                for name, choice in opening.plan.tier.choices().items()
+            },
             "disk": {"bytes_per_s": way.rate, "threads": way.threads, "piece": way.piece_bytes},
             "foresight": last.get("foresight"),
         }

@@ -70,6 +70,16 @@ def forget(file: Path) -> None:
         os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+def read_ahead_kib(file: Path) -> int | None:
+    """How far the kernel reads beyond a page of a mapped file that is missing."""
+    device = file.stat().st_dev
+    found = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
+    for folder in (found, found.parent):
+        if (folder / "queue/read_ahead_kb").is_file():
+            return int((folder / "queue/read_ahead_kb").read_text())
+    return None
+
+
 def run(command: list[str], file: Path, limit: int) -> dict[str, object]:
     """What the command prints as its last line of JSON, and the most memory that was charged."""
     forget(file)
@@ -107,6 +117,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.5, help="limit, of the experts' bytes")
     parser.add_argument("--limit", type=int, help="in bytes, instead")
     parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--llama-tokens", type=int, default=8, help="for it takes seconds each")
     parser.add_argument("--rounds", type=int, default=2, help="of both engines in turn")
     parser.add_argument("--repeats", type=int, default=3, help="runs that count in each round")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -129,7 +140,7 @@ def compare(given: argparse.Namespace, file: Path, limit: int) -> dict[str, obje
     own = [sys.executable, Path(__file__).with_name("decode_runs.py"), file]
     own += ["--tokens", given.tokens, "--runs", given.repeats + WARM, "--threads", given.threads]
     own += [word for pair in given.set for word in ("--set", pair)]
-    theirs = [given.llama_bench, "-m", file, "-p", 0, "-n", given.tokens, "-t", given.threads]
+    theirs = [given.llama_bench, "-m", file, "-p", 0, "-n", given.llama_tokens, "-t", given.threads]
     theirs += ["-r", given.repeats + WARM, "-lm", "mmap", "--repack", 0, "-o", "json"]
     commands = {"headrace": own, "llama": theirs}
     runs: dict[str, list[dict[str, object]]] = {}
@@ -144,7 +155,11 @@ def compare(given: argparse.Namespace, file: Path, limit: int) -> dict[str, obje
         "model": file.name,
         "file_bytes": file.stat().st_size,
         "limit_bytes": limit,
-        "commands": {side: " ".join(map(str, command)) for side, command in commands.items()},
+        "read_ahead_kib": read_ahead_kib(file),
+        "commands": {
+            side: " ".join(Path(word).name for word in map(str, command))
+            for side, command in commands.items()
+        },
         "runs": runs,
     }
     medians = {}

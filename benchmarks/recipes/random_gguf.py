@@ -9,6 +9,7 @@ bias. Without tokenizer: both benchmarks make their own token ids.
 """
 
 import argparse
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -97,6 +98,7 @@ def _bias(layer: int, skew: float) -> Callable[[Array], None]:
     return change
 
 
+@functools.cache
 def scale(kind: Kind, std: float) -> bytes:
     """The bytes of a block's scale with which random codes have this standard deviation."""
     random = np.random.default_rng(0)

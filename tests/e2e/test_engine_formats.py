@@ -37,3 +37,6 @@ def test_logits_are_those_of_the_values(
     split = load(tmp_path, device="emulated", **{"emulated.memory": "64MiB"}, **keys)
     assert np.array_equal(split.score(PROMPT), logits)
     split.close()
+    few = load(tmp_path, **{"experts.ram": "3 slots"})  # packed as the rows come from disk
+    assert np.array_equal(few.score(PROMPT), logits)
+    few.close()

@@ -19,6 +19,7 @@ from headrace.ops.rows import Part, Spread
 from headrace.ops.table import ExpertRows
 from headrace.planning.facts import ExpertKey
 from headrace.weights.arena import Arena
+from headrace.weights.packing import pack_from
 from headrace.weights.probe import Way, unreadable
 from headrace.weights.rows import LayerRows, Placed, RowSource
 
@@ -156,6 +157,12 @@ class RowReader:
         assert coming.stage is not None
         rows = self._layer(coming.key.layer)
         base = coming.stage * self.source.stage_bytes
+        if rows.packings:
+            for packing, want in zip(rows.packings[coming.key.expert], rows.parts, strict=True):
+                tiles = _view(self.memory, coming.slot * self.slot_bytes, _part(want)).numpy()
+                at = {name: base + place for name, place in packing.at.items()}
+                pack_from(packing.piece, self._stage, at, tiles)
+            return
         for have, want in zip(rows.staged[coming.key.expert], rows.parts, strict=True):
             part = _part(have)
             buffer = self._stage.buffer(base + part.offset, part.nbytes)

@@ -4,7 +4,7 @@ stay. No torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -104,21 +104,29 @@ class Staged:
     def _pack(self, piece: PackedPiece, arena: Arena, at: int) -> None:
         tiles = piece.format.tiles(piece.count)
         out = np.frombuffer(memoryview(arena.buffer(at, piece.nbytes)), np.uint8).reshape(tiles, -1)
-        parts = {name: self._array(part) for name, part in piece.parts.items()}
-        try:
-            piece.recipe.pack(parts, piece.rows, piece.format, out)
-        except ValueError as error:
-            one = next(iter(piece.parts.values()))
-            raise CheckpointError(
-                f"{one.file}: the matrix at byte {one.offset} cannot be packed: {error}",
-                expected=f"parts of {piece.format.name}",
-                fix="use another quantisation of this model",
-            ) from error
+        at_of = {name: self._at[part.file, part.offset] for name, part in piece.parts.items()}
+        pack_from(piece, self._arena, at_of, out)
 
-    def _array(self, part: Slice) -> Array:
-        at = self._at[part.file, part.offset]
-        flat = np.frombuffer(memoryview(self._arena.buffer(at, part.nbytes)), np.uint8)
-        kind = np.dtype(NUMPY[part.tag])
-        if kind.itemsize > 1 and at % kind.itemsize:
-            flat = flat.copy()
-        return flat.view(kind).reshape(part.shape)
+
+def pack_from(piece: PackedPiece, arena: Arena, at: Mapping[str, int], out: Array) -> None:
+    """Packs one matrix from its parts, which lie `at` these places of `arena`, into `out`, its
+    tiles [tiles, bytes]. Raises CheckpointError.
+    """
+    parts = {name: _array(part, arena, at[name]) for name, part in piece.parts.items()}
+    try:
+        piece.recipe.pack(parts, piece.rows, piece.format, out)
+    except ValueError as error:
+        one = next(iter(piece.parts.values()))
+        raise CheckpointError(
+            f"{one.file}: the matrix at byte {one.offset} cannot be packed: {error}",
+            expected=f"parts of {piece.format.name}",
+            fix="use another quantisation of this model",
+        ) from error
+
+
+def _array(part: Slice, arena: Arena, at: int) -> Array:
+    flat = np.frombuffer(memoryview(arena.buffer(at, part.nbytes)), np.uint8)
+    kind = np.dtype(NUMPY[part.tag])
+    if kind.itemsize > 1 and at % kind.itemsize:
+        flat = flat.copy()
+    return flat.view(kind).reshape(part.shape)

@@ -2,7 +2,7 @@
 torch.
 
 Spans keep their place within 4096-byte blocks, as direct I/O wants it. Rows whose tensors are used
-as they are stored go straight to their slot; others are staged and put in order there.
+as they are stored go straight to their slot; others are staged and put in order, or packed, there.
 """
 
 from __future__ import annotations
@@ -48,6 +48,14 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
+class Packing:
+    """A matrix that is packed on arrival, and where each of its parts lies in the stage."""
+
+    piece: PackedPiece
+    at: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class LayerRows:
     """The rows of one layer. `parts`: gate, up and down in a slot, the same for every expert."""
 
@@ -57,7 +65,8 @@ class LayerRows:
     spans: tuple[tuple[Span, ...], ...]  # of each expert
     biases: tuple[Placed, ...] = ()  # of gate, up and down, in a slot: they are copied from memory
     stage_bytes: int = 0  # 0 = spans go straight to the slot
-    staged: tuple[tuple[Placed, ...], ...] = ()  # of each expert, what becomes its parts
+    staged: tuple[tuple[Placed, ...], ...] = ()  # of each expert, what becomes its parts,
+    packings: tuple[tuple[Packing, ...], ...] = ()  # or what they are packed from
 
     @property
     def read_bytes(self) -> int:
@@ -108,7 +117,7 @@ def row_names(layer: int) -> tuple[str, ...]:
 def rows_of(plan: WeightPlan, experts: Sequence[int]) -> RowSource:
     """`experts`: routed experts of each layer, 0 where dense.
 
-    Raises CheckpointError for experts of one layer in several number formats, or in parts.
+    Raises CheckpointError for experts of one layer in several number formats.
     """
     files: dict[Path, int] = {}
     layers = [
@@ -135,20 +144,30 @@ def without_rows(plan: WeightPlan, experts: Sequence[int]) -> WeightPlan:
 def _layer(
     pieces: Mapping[str, tuple[AnyPiece, ...]], layer: int, count: int, files: dict[Path, int]
 ) -> LayerRows:
-    named = [_stored(pieces[name]) for name in row_names(layer)]
+    named = [pieces[name] for name in row_names(layer)]
     for group in named:
         formats = {piece.format for piece in group}
         if len(formats) > 1:
-            raise CheckpointError(
-                f"layer {layer} stores its experts as "
-                + " and ".join(sorted(format_.name for format_ in formats)),
-                expected="one number format in a layer, where rows are read from disk",
-                fix="use a machine whose memory holds all experts",
-            )
-    rows = [[_part(group, expert) for group in named] for expert in range(count)]
-    groups = [_grouped(row) for row in rows]
-    made = _direct(rows, groups, files) or _staged(rows, groups, files)
+            raise _mixed(layer, " and ".join(sorted(format_.name for format_ in formats)))
+    packed = {isinstance(piece, PackedPiece) for group in named for piece in group}
+    if packed == {True}:
+        made = _in_parts(cast(list[tuple[PackedPiece, ...]], named), count, files)
+    elif packed == {False}:
+        stored = cast(list[tuple[Piece, ...]], named)
+        rows = [[_part(group, expert) for group in stored] for expert in range(count)]
+        groups = [_grouped(row) for row in rows]
+        made = _direct(rows, groups, files) or _staged(rows, groups, files)
+    else:
+        raise _mixed(layer, "matrices, and others in the parts of quantised ones")
     return _with_biases(made, pieces, layer)
+
+
+def _mixed(layer: int, how: str) -> CheckpointError:
+    return CheckpointError(
+        f"layer {layer} stores its experts as {how}",
+        expected="one number format in a layer, where rows are read from disk",
+        fix="use a machine whose memory holds all experts",
+    )
 
 
 def _with_biases(
@@ -162,18 +181,6 @@ def _with_biases(
             placed.append(Placed(cursor, (count,), (1,), FLOAT32))
             cursor = _up(cursor + count * FLOAT32.element_bytes, PART_ALIGN)
     return replace(made, slot_bytes=_up(cursor, PAGE), biases=tuple(placed))
-
-
-def _stored(group: Sequence[AnyPiece]) -> tuple[Piece, ...]:
-    """Raises CheckpointError for matrices that are packed from several stored parts."""
-    for piece in group:
-        if isinstance(piece, PackedPiece):
-            raise CheckpointError(
-                f"experts are stored in the parts of {piece.format.name}, not in rows",
-                expected="rows that can be read from disk as they are used",
-                fix="`headrace convert` makes an FTW folder of it, whose rows can",
-            )
-    return cast(tuple[Piece, ...], tuple(group))
 
 
 def _part(group: Sequence[Piece], expert: int) -> _Part:
@@ -281,6 +288,54 @@ def _staged(
             for row, (_, places, _) in zip(rows, made, strict=True)
         ),
     )
+
+
+def _in_parts(
+    named: Sequence[Sequence[PackedPiece]], count: int, files: dict[Path, int]
+) -> LayerRows:
+    """Rows that become tiles: the parts of all their matrices are read into the stage."""
+    parts, cursor = [], 0
+    for group in named:
+        form, matrix = group[0].format, (group[0].count, group[0].columns)
+        tiles = View.dense((form.tiles(matrix[0]), form.tile_nbytes(matrix[1])))
+        parts.append(Placed(cursor, tiles.shape, tiles.strides, form, matrix))
+        cursor = _up(cursor + form.nbytes(*matrix), PART_ALIGN)
+    made = [_parts_of([group[expert] for group in named], files) for expert in range(count)]
+    return LayerRows(
+        _up(cursor, PAGE),
+        cursor,
+        tuple(parts),
+        tuple(spans for spans, _, _ in made),
+        stage_bytes=max(nbytes for _, _, nbytes in made),
+        packings=tuple(packings for _, packings, _ in made),
+    )
+
+
+def _parts_of(
+    row: Sequence[PackedPiece], files: dict[Path, int]
+) -> tuple[tuple[Span, ...], tuple[Packing, ...], int]:
+    """Spans, the place of each part of each matrix, and the bytes of the stage. Each stored part is
+    read once, and neighbours in a file together.
+    """
+    slices = {(part.file, part.offset): part for piece in row for part in piece.parts.values()}
+    spans: list[Span] = []
+    at: dict[tuple[Path, int], int] = {}
+    cursor = 0
+    for (path, offset), part in sorted(slices.items()):
+        file = files.setdefault(path, len(files))
+        last = spans[-1] if spans else None
+        if last is not None and last.file == file and offset < last.offset + last.nbytes + PAGE:
+            spans[-1] = replace(last, nbytes=max(last.nbytes, offset + part.nbytes - last.offset))
+        else:
+            spans.append(Span(file, offset, part.nbytes, cursor + offset % PAGE))
+        span = spans[-1]
+        at[path, offset] = span.to + offset - span.offset
+        cursor = _up(span.to + span.nbytes, PAGE)
+    packings = tuple(
+        Packing(piece, {name: at[part.file, part.offset] for name, part in piece.parts.items()})
+        for piece in row
+    )
+    return tuple(spans), packings, cursor
 
 
 def _placed(part: _Part, at: int) -> Placed:

@@ -33,8 +33,8 @@ def built(path: Path, case: str, **changes: object) -> Path:
     return path
 
 
-def scores(path: Path) -> Tensor:
-    engine = load(path)
+def scores(path: Path, **keys: object) -> Tensor:
+    engine = load(path, **keys)
     try:
         return torch.tensor(engine.score(PROMPT))
     finally:
@@ -48,6 +48,8 @@ def same(source: Path, made: Path) -> set[str]:
     expected, found = scores(source), scores(made)
     assert expected.isfinite().all()
     assert torch.equal(found, expected)
+    for path in (source, made):  # rows by rows from disk, packed as they come
+        assert torch.equal(scores(path, **{"experts.ram": "3 slots"}), expected)
     a, b = open_model(made), open_model(source)
     assert a.facts.expert_bytes[0] >= b.facts.expert_bytes[0]  # biases are wider
     index = parse(made)
