@@ -10,6 +10,7 @@ from headrace.formats.format import ZEROS_SHIFT, Format
 from headrace.formats.minifloat import pairs, unpaired
 from headrace.formats.recipe import Array, Parts, as_float32, raw
 
+BLOCK = 128  # rows that are transposed at once
 _AWQ = (0, 4, 1, 5, 2, 6, 3, 7)  # place of each column's nibble in an int32
 
 
@@ -24,9 +25,8 @@ def pack(parts: Parts, rows: slice, format_: Format, out: Array) -> None:
 
 def pack_awq(parts: Parts, rows: slice, format_: Format, out: Array) -> None:
     """qweight [K, N/8], qzeros [G, N/8], scales [G, N]: nibbles of rows in AWQ's order."""
-    codes = _nibbles(parts["qweight"])[:, _of_eight(_AWQ, parts["scale"].shape[1])]
     zeros = _nibbles(parts["zeros"])[:, _of_eight(_AWQ, parts["scale"].shape[1])]
-    _put(pairs(codes.T[rows]), parts["scale"].T[rows], zeros.T[rows], out)
+    _put(_pairs_awq(parts["qweight"])[rows], parts["scale"].T[rows], zeros.T[rows], out)
 
 
 def pack_gptq(parts: Parts, rows: slice, format_: Format, out: Array) -> None:
@@ -38,9 +38,9 @@ def pack_gptq(parts: Parts, rows: slice, format_: Format, out: Array) -> None:
         columns = parts["order"].shape[0]
         if not np.array_equal(parts["order"], np.arange(columns) // format_.group):
             raise ValueError("g_idx is not in order; re-quantise without act-order")
-    codes = _nibbles(parts["qweight"].T)
+    codes = raw(_turned(parts["qweight"]))  # eight columns of a word are four pairs as they are
     zeros = _nibbles(parts["zeros"]) + 1
-    _put(pairs(codes[rows]), parts["scale"].T[rows], zeros.T[rows], out)
+    _put(codes[rows], parts["scale"].T[rows], zeros.T[rows], out)
 
 
 def _put(codes: Array, scale: Array, zeros: Array | None, out: Array) -> None:
@@ -51,6 +51,27 @@ def _put(codes: Array, scale: Array, zeros: Array | None, out: Array) -> None:
         out[:, at : at + groups] = zeros
         at += groups
     out[:, at:] = codes
+
+
+def _pairs_awq(qweight: Array) -> Array:
+    """[K, N/8] words of eight rows -> [N, K/2], the even column in the low nibble."""
+    columns, eights = qweight.shape
+    words = raw(_turned(qweight)).reshape(eights, columns, 4)
+    bytes_ = np.ascontiguousarray(words.transpose(2, 0, 1))  # [4, N/8, K]: two rows a byte
+    even, odd = (np.ascontiguousarray(bytes_[:, :, side::2]) for side in range(2))
+    out = np.empty((eights, 8, columns // 2), np.uint8)
+    for to, place in enumerate(_AWQ):
+        e, o = even[place // 2], odd[place // 2]
+        out[:, to] = e >> 4 | o & 0xF0 if place % 2 else e & 15 | o << 4
+    return out.reshape(eights * 8, columns // 2)
+
+
+def _turned(x: Array) -> Array:
+    """The transpose, by blocks: all at once, it would miss the cache with every word."""
+    out = np.empty(x.shape[::-1], x.dtype)
+    for at in range(0, x.shape[0], BLOCK):
+        out[:, at : at + BLOCK] = x[at : at + BLOCK].T
+    return out
 
 
 def _nibbles(x: Array) -> Array:

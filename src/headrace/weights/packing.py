@@ -4,8 +4,11 @@ stay. No torch.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +21,7 @@ from headrace.weights.pieces import PackedPiece, Slice
 
 STAGING_BYTES = 64 << 20  # of one batch; two of them are on their way at once
 PAGE, ALIGN = 4096, 64
+PACKERS = min(4, os.cpu_count() or 1)
 Ranges = list[tuple[int, int, int]]  # file offset, bytes, address or place in an arena
 
 
@@ -93,12 +97,14 @@ class Staged:
         """Waits for the bytes and packs them; returns how many were read."""
         for reader in self.readers:
             reader.wait()
-        sizes = [-(-piece.nbytes // ALIGN) * ALIGN for piece in self._batch.pieces]
-        arena, at = Arena(max(sum(sizes), PAGE)), 0
-        for piece, size in zip(self._batch.pieces, sizes, strict=True):
-            self._pack(piece, arena, at)
+        pieces = self._batch.pieces
+        sizes = [-(-piece.nbytes // ALIGN) * ALIGN for piece in pieces]
+        arena = Arena(max(sum(sizes), PAGE))
+        places = [0, *accumulate(sizes)][:-1]
+        with ThreadPoolExecutor(PACKERS, "pack") as pool:  # numpy works without the GIL
+            list(pool.map(lambda piece, at: self._pack(piece, arena, at), pieces, places))
+        for piece, at in zip(pieces, places, strict=True):
             place(piece, Place(arena, at))
-            at += size
         return sum(part.nbytes for part in self._batch.parts.values())
 
     def _pack(self, piece: PackedPiece, arena: Arena, at: int) -> None:
