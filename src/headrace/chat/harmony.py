@@ -28,6 +28,12 @@ _RECIPIENT = re.compile(r"to=functions\.([^\s<]+)")
 MARKS = (*_BEGINS, MESSAGE, CONSTRAIN, *_ENDS)
 
 
+def thought_words(text: str) -> list[str]:
+    """The words of a turn's thinking, where it begins with that."""
+    begun = text.lstrip().startswith(f"{CHANNEL}analysis")
+    return text.partition("<|end|>")[0].split() if begun else []
+
+
 class HarmonyReader:
     """Reads one answer, token by token, as `TurnReader` does for other families.
 

@@ -25,7 +25,7 @@ from headrace.chat.grammar import (
     compile_text_constraint,
 )
 from headrace.chat.guard import Guard
-from headrace.chat.harmony import HarmonyReader
+from headrace.chat.harmony import HarmonyReader, thought_words
 from headrace.chat.reader import TurnReader
 from headrace.chat.request_check import check_request, check_text
 from headrace.chat.splice import Splice, Splicer
@@ -163,8 +163,14 @@ class Renderer:
             guarded=guard.text,
             read=read,
             ends=[end for end in ends if end],
-            calls=None if self.style.channels is not None else self.style.call.open.text,
+            lead=self._lead,
         )
+
+    def _lead(self, text: str) -> list[str]:
+        """The words of a turn before its calls, in channels those of its thinking."""
+        if self.style.channels is not None:
+            return thought_words(text)
+        return text.partition(self.style.call.open.text)[0].split()
 
     def reader(self, request: ChatRequest, prompt: Prompt) -> TurnReader | HarmonyReader:
         """What reads the answer to `prompt`, token by token."""

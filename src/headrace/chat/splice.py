@@ -36,8 +36,8 @@ class Splicer:
     """Finds the places in one rendered prompt.
 
     `guarded` writes a text as the rendering has it; `read` reads rendered text of a turn back;
-    `ends` are the texts that end a turn, `calls` the one that begins its calls (None where they are
-    not marked).
+    `ends` are the texts that end a turn; `lead` has the words before its calls, which are the same
+    in equal turns: a look at them is much cheaper than `read`.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class Splicer:
         guarded: Callable[[str], str],
         read: Read,
         ends: Sequence[str],
-        calls: str | None,
+        lead: Callable[[str], list[str]],
     ) -> None:
         self._tokenizer = tokenizer
         self._guarded = guarded
         self._read = read
         self._ends = ends
-        self._calls = calls
+        self._lead = lead
         self._readings = 0
         self._looks = 0
 
@@ -61,41 +61,61 @@ class Splicer:
         self, text: str, turns: Sequence[Sequence[tuple[SpokenTurn, bool]]]
     ) -> list[Splice]:
         """In order and apart. Each message has candidates, with whether they are equal to it."""
-        found: list[Splice] = []
+        said = [
+            [self._candidate(turn, equal=equal) for turn, equal in candidates]
+            for candidates in turns
+        ]
+        # Whole turns first: a beginning that many turns share must not take the place of one.
+        whole: list[Splice | None] = []
         at = 0
-        for candidates in turns:
-            best: Splice | None = None
-            for turn, equal in candidates:
-                splice = self._place(text, at, turn, equal=equal)
-                if splice is not None and (best is None or len(splice.tokens) > len(best.tokens)):
-                    best = splice
-                    if len(best.tokens) == len(turn.tokens):
-                        break
-            if best is not None:
-                found.append(best)
-                at = best.end
+        for candidates in said:
+            placed = (self._whole(text, at, candidate) for candidate in candidates)
+            whole.append(next((splice for splice in placed if splice is not None), None))
+            at = at if whole[-1] is None else whole[-1].end
+        limits = [len(text)]
+        for splice in reversed(whole[1:]):
+            limits.insert(0, limits[0] if splice is None else splice.start)
+        found: list[Splice] = []
+        for splice, limit, candidates in zip(whole, limits, said, strict=False):
+            at = found[-1].end if found else 0
+            parts = (self._part(text, at, limit, candidate) for candidate in candidates)
+            some = [part for part in parts if part is not None] if splice is None else [splice]
+            if some:
+                found.append(max(some, key=lambda part: len(part.tokens)))
         return found
 
-    def _place(self, text: str, at: int, turn: SpokenTurn, *, equal: bool) -> Splice | None:
-        said = _Text(self._tokenizer, turn.tokens, self._guarded)
-        if not said.text or not turn.opening:
-            return None
-        best = (0, 0)  # characters in common, and where: the first such place
-        tries = MAX_TRIES if equal else MAX_NEAR_TRIES
-        for start in self._starts(text, at, turn.opening, tries):
+    def _candidate(self, turn: SpokenTurn, *, equal: bool) -> _Candidate:
+        return _Candidate(turn, _Text(self._tokenizer, turn.tokens, self._guarded), equal)
+
+    def _whole(self, text: str, at: int, candidate: _Candidate) -> Splice | None:
+        turn, said = candidate.turn, candidate.text
+        for start in self._starts(text, at, candidate):
             lead = said.lead(text, start)
             if text.startswith(said.text[lead:], start):
                 end = start + len(said.text) - lead
                 if self._ended(text, end):
                     return Splice(start, end, turn.tokens, said.plain)
             end = self._end(text, start)
-            if equal and turn.whole and self._same(text[start:end], said.text, turn):
+            same = candidate.equal and turn.whole
+            if same and self._same(text[start:end], said.text, turn):
                 return Splice(start, end, turn.tokens, said.plain)
+        return None
+
+    def _part(self, text: str, at: int, limit: int, candidate: _Candidate) -> Splice | None:
+        """Of its tokens those that spell the longest common beginning, the first such place."""
+        said, best = candidate.text, (0, 0)
+        for start in self._starts(text, at, candidate):
+            if start >= limit:
+                break
+            end = min(limit, self._end(text, start))
             best = max(best, (said.common(text, start, end), -start))
         return said.beginning(best[0], -best[1]) if best[0] >= MIN_CHARS else None
 
-    def _starts(self, text: str, at: int, opening: str, tries: int) -> Iterator[int]:
-        for _ in range(tries):
+    def _starts(self, text: str, at: int, candidate: _Candidate) -> Iterator[int]:
+        opening = candidate.turn.opening
+        if not opening or not candidate.text.text:
+            return
+        for _ in range(MAX_TRIES if candidate.equal else MAX_NEAR_TRIES):
             at = text.find(opening, at)
             self._looks += 1
             if at < 0 or self._looks > MAX_LOOKS:
@@ -113,11 +133,7 @@ class Splicer:
         return not rest or any(rest.startswith(mark) for mark in self._ends)
 
     def _same(self, rendered: str, said: str, turn: SpokenTurn) -> bool:
-        if self._calls is not None:
-            before = (part.partition(self._calls)[0].split() for part in (rendered, said))
-            if next(before) != next(before):
-                return False
-        if self._readings >= MAX_READINGS:
+        if self._lead(rendered) != self._lead(said) or self._readings >= MAX_READINGS:
             return False
         self._readings += 1
         back = self._read(rendered, turn)
@@ -130,6 +146,15 @@ class Splicer:
                 for a, b in zip(back.calls, turn.calls, strict=True)
             )
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A turn that a message may be; whether it is equal to it as data."""
+
+    turn: SpokenTurn
+    text: _Text
+    equal: bool
 
 
 class _Text:
