@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.bench.load_client import Reply, Target
-from headrace.bench.load_sessions import Message, Session, sent
+from headrace.bench.load_sessions import Message, Session, bound, sent
 
 LIMITS_S = (120, 300)  # of clients, without data
 
@@ -62,15 +62,18 @@ def _play(run: _Running, target: Target, timeout_s: float) -> None:
     for turn, ended in zip(session.turns, run.ended, strict=True):
         time.sleep(turn.pause_s)
         messages, request = sent(messages, turn)
-        body: dict[str, Any] = {"messages": request, "max_tokens": turn.max_tokens, **session.body}
-        if session.tools:
-            body["tools"] = list(session.tools)
-        reply = target.ask(body, timeout_s=timeout_s)
+        reply = target.ask(
+            bound(request),
+            max_tokens=turn.max_tokens,
+            tools=session.tools,
+            more=session.body,
+            timeout_s=timeout_s,
+        )
         run.replies.append(reply)
         ended.set()
         if reply.error:
             return
-        messages.append(reply.message() if turn.answer is None else turn.answer)
+        messages.append(reply.answer.message() if turn.answer is None else turn.answer)
 
 
 def _summary(done: Sequence[tuple[Session, Sequence[Reply]]], wall_s: float) -> dict[str, Any]:
@@ -96,9 +99,9 @@ def _turn(reply: Reply) -> dict[str, Any]:
     return {
         "first_token_s": reply.first_s,
         "seconds": reply.last_s,
-        "prompt_tokens": reply.prompt,
-        "cached_tokens": reply.cached,
-        "completion_tokens": reply.completion,
+        "prompt_tokens": reply.answer.prompt,
+        "cached_tokens": reply.answer.cached,
+        "completion_tokens": reply.answer.completion,
         "decode_per_s": reply.decode_rate,
         "longest_silence_s": reply.silence_s,
     }
@@ -108,7 +111,7 @@ def _figures(replies: Sequence[Reply]) -> dict[str, Any]:
     fine = [reply for reply in replies if not reply.error]
     firsts = [reply.first_s for reply in fine if reply.first_s is not None]
     rates = [rate for reply in fine if (rate := reply.decode_rate) is not None]
-    prompt, cached = sum(r.prompt for r in fine), sum(r.cached for r in fine)
+    prompt, cached = sum(r.answer.prompt for r in fine), sum(r.answer.cached for r in fine)
     waits = [max(reply.first_s or 0.0, reply.silence_s) for reply in fine]
     return {
         "turns": len(replies),
@@ -122,6 +125,6 @@ def _figures(replies: Sequence[Reply]) -> dict[str, Any]:
         "prompt_tokens": prompt,
         "cached_tokens": cached,
         "prefilled_tokens": prompt - cached,
-        "completion_tokens": sum(reply.completion for reply in fine),
+        "completion_tokens": sum(reply.answer.completion for reply in fine),
         **{f"over_{limit}_s": sum(wait > limit for wait in waits) for limit in LIMITS_S},
     }

@@ -1,15 +1,16 @@
-"""One request to a server that speaks OpenAI chat, timed as its client sees it."""
+"""One request to a server, in the dialect of its client, timed as that client sees it."""
 
 from __future__ import annotations
 
 import http.client
 import json
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+from headrace.bench.load_dialects import DIALECTS, Answer
 from headrace.errors import ConfigError
 
 
@@ -20,38 +21,40 @@ class Reply:
     first_s: float | None = None  # to the first text, thinking or call
     last_s: float = 0.0
     silence_s: float = 0.0  # the longest wait without any data
-    prompt: int = 0
-    cached: int = 0
-    completion: int = 0
-    text: str = ""
-    thinking: str = ""
+    answer: Answer = field(default_factory=Answer)
     error: str = ""
 
     @property
     def decode_rate(self) -> float | None:
         """Tokens per second behind the first."""
-        if self.first_s is None or self.completion < 2 or self.last_s <= self.first_s:
+        made = self.answer.completion
+        if self.first_s is None or made < 2 or self.last_s <= self.first_s:
             return None
-        return (self.completion - 1) / (self.last_s - self.first_s)
-
-    def message(self) -> dict[str, Any]:
-        """As a client keeps it."""
-        said: dict[str, Any] = {"role": "assistant", "content": self.text}
-        return said | ({"reasoning_content": self.thinking} if self.thinking else {})
+        return (made - 1) / (self.last_s - self.first_s)
 
 
 class Target:
-    """A server and the model asked there."""
+    """A server, the model asked there and the dialect spoken."""
 
-    def __init__(self, url: str, *, model: str | None = None, api_key: str | None = None) -> None:
-        """Raises ConfigError where nothing answers."""
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str | None = None,
+        api_key: str | None = None,
+        dialect: str = "chat",
+    ) -> None:
+        """`dialect`: a name in DIALECTS. Raises ConfigError where nothing answers."""
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"--url {url}", expected="a URL such as http://127.0.0.1:8713")
+        if dialect not in DIALECTS:
+            raise ConfigError(f"dialect {dialect!r}", expected="one of " + ", ".join(DIALECTS))
         self._parts: SplitResult = parts
-        self._headers = {"Content-Type": "application/json"}
+        self._dialect = DIALECTS[dialect]
+        self._headers = {"Content-Type": "application/json", "anthropic-version": "2023-06-01"}
         if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+            self._headers |= {"Authorization": f"Bearer {api_key}", "x-api-key": api_key}
         self.model = model or self._first_model()
 
     def _first_model(self) -> str:
@@ -62,20 +65,28 @@ class Target:
         except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
             raise ConfigError(
                 f"{self._parts.geturl()} does not list its models: {error}",
-                expected="a server of the OpenAI API",
+                expected="a server of the OpenAI or the Anthropic API",
             ) from error
         finally:
             connection.close()
 
-    def ask(self, body: Mapping[str, Any], *, timeout_s: float) -> Reply:
-        """Streams one answer; what goes wrong is in `error`."""
+    def ask(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        max_tokens: int,
+        tools: Sequence[dict[str, Any]] = (),
+        more: Mapping[str, Any] | None = None,
+        timeout_s: float,
+    ) -> Reply:
+        """Streams one answer; what goes wrong is in `error`. `more`: fields of the dialect."""
+        body = {**self._dialect.body(messages, tools, max_tokens), "model": self.model}
         reply, began = Reply(), time.perf_counter()
         connection = self._connect(timeout_s)
-        options = {"stream": True, "stream_options": {"include_usage": True}, "model": self.model}
         last = began
         try:
-            data = json.dumps({**body, **options})
-            connection.request("POST", self._path("/v1/chat/completions"), data, self._headers)
+            data = json.dumps({**body, **(more or {})})
+            connection.request("POST", self._path(self._dialect.path), data, self._headers)
             answer = connection.getresponse()
             if answer.status != 200:
                 reply.error = f"{answer.status}: {answer.read(500).decode('utf-8', 'replace')}"
@@ -85,7 +96,7 @@ class Target:
                 reply.silence_s = max(reply.silence_s, now - last)
                 last = now
                 self._take(reply, line, now - began)
-        except (OSError, http.client.HTTPException, ValueError) as error:
+        except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
             reply.error = f"{type(error).__name__}: {error}"
         finally:
             connection.close()
@@ -97,20 +108,14 @@ class Target:
     def _take(self, reply: Reply, line: bytes, at_s: float) -> None:
         if not line.startswith(b"data:") or line[5:].strip() == b"[DONE]":
             return
-        chunk = json.loads(line[5:])
-        if "error" in chunk:
-            reply.error = str(chunk["error"])[:500]
+        event = json.loads(line[5:])
+        if event.get("error"):
+            reply.error = str(event["error"])[:500]
             return
-        usage = chunk.get("usage")
-        if usage:
-            details = usage.get("prompt_tokens_details") or {}
-            reply.prompt, reply.completion = usage["prompt_tokens"], usage["completion_tokens"]
-            reply.cached = details.get("cached_tokens") or 0
-        for text, thinking in _deltas(chunk):
+        if self._dialect.take(reply.answer, event):
             reply.first_s = at_s if reply.first_s is None else reply.first_s
             reply.last_s = at_s
-            reply.text += text
-            reply.thinking += thinking
+        reply.error = reply.error or reply.answer.error
 
     def _path(self, path: str) -> str:
         prefix = self._parts.path.rstrip("/").removesuffix("/v1")
@@ -121,13 +126,3 @@ class Target:
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         assert self._parts.hostname is not None
         return kind(self._parts.hostname, self._parts.port, timeout=timeout_s)
-
-
-def _deltas(chunk: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(text, thinking) of each choice that moved on; a call moves on without either."""
-    for choice in chunk.get("choices") or ():
-        delta = choice.get("delta") or {}
-        text = delta.get("content") or choice.get("text") or ""
-        thinking = delta.get("reasoning_content") or delta.get("reasoning") or ""
-        if text or thinking or delta.get("tool_calls"):
-            yield text, thinking

@@ -106,3 +106,17 @@ def sent(messages: Sequence[Message], turn: Turn) -> tuple[list[Message], list[M
     stays = [message for message in kept if message is not None]
     stays += turn.add
     return stays, [*stays, *([turn.carrier] if turn.carrier is not None else [])]
+
+
+def bound(messages: Sequence[Message]) -> list[Message]:
+    """Results without an id name the calls before them in order; without a call a user says it."""
+    made: list[Message] = []
+    calls: list[str] = []
+    for message in messages:
+        if message["role"] == "assistant":
+            calls = [call["id"] for call in message.get("tool_calls") or ()]
+        elif message["role"] == "tool" and "tool_call_id" not in message:
+            own = {"tool_call_id": calls.pop(0)} if calls else {"role": "user"}
+            message = {**message, **own}
+        made.append(message)
+    return made

@@ -43,14 +43,14 @@ def soak(
             if len(messages) > 2 * MOST_TURNS or not messages:
                 messages = [{"role": "system", "content": _words(rng, 300)}]
             asked = [*messages, {"role": "user", "content": _words(rng, rng.choice((5, 40, 150)))}]
-            body = {"messages": asked, "max_tokens": rng.choice((4, 20, 60))}
+            most = rng.choice((4, 20, 60))
             if rng.random() < LEAVES:
-                _leave(url, {**body, "model": target.model}, rng)
+                _leave(url, {"messages": asked, "max_tokens": most, "model": target.model}, rng)
                 kind = "left"
             else:
-                reply = target.ask(body, timeout_s=120)
+                reply = target.ask(asked, max_tokens=most, timeout_s=120)
                 kind = "errors" if reply.error else "answers"
-                messages = asked if reply.error else [*asked, reply.message()]
+                messages = asked if reply.error else [*asked, reply.answer.message()]
             with lock:
                 counts[kind] += 1
 

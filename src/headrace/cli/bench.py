@@ -159,7 +159,10 @@ def load(
     sessions: Annotated[
         str, typer.Argument(help="A file of sessions, or reasoning, coding, subagents, assistant.")
     ],
-    url: Annotated[str, typer.Option(help="A server of the OpenAI API, ours or another.")],
+    url: Annotated[str, typer.Option(help="A server that speaks the dialect, ours or another.")],
+    dialect: Annotated[
+        str, typer.Option(help="chat, messages (Anthropic) or responses (OpenAI).")
+    ] = "chat",
     scale: Annotated[
         float, typer.Option(min=0.001, help="Of the sizes of made-up sessions.")
     ] = 1.0,
@@ -186,7 +189,7 @@ def load(
     played = read_sessions(Path(sessions)) if made is None else made(seed, scale)
     if save is not None:
         write_sessions(save, played)
-    target = Target(url, model=model, api_key=api_key)
+    target = Target(url, model=model, api_key=api_key, dialect=dialect)
     with Meter("replaying") as meter:
         result = replay(
             played,

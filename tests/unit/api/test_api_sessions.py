@@ -14,8 +14,16 @@ from scripted import Scripted, scripted_server
 
 from headrace.bench.load import replay
 from headrace.bench.load_client import Target
+from headrace.bench.load_dialects import DIALECTS
 from headrace.bench.load_report import chart, text
-from headrace.bench.load_sessions import Session, Turn, read_sessions, sent, write_sessions
+from headrace.bench.load_sessions import (
+    Session,
+    Turn,
+    bound,
+    read_sessions,
+    sent,
+    write_sessions,
+)
 from headrace.bench.load_workloads import WORKLOADS
 from headrace.errors import ConfigError
 
@@ -76,6 +84,40 @@ def test_what_a_turn_sends() -> None:
     a, b, c, d = ({"role": "user", "content": word} for word in "abcd")
     turn = Turn((c,), edits=((0, None), (-1, d), (9, a)), carrier=a)
     assert sent([a, b], turn) == ([d, c], [d, c, a])
+
+
+def test_results_are_bound_to_the_calls_before_them() -> None:
+    calls = {"role": "assistant", "tool_calls": [{"id": "a"}, {"id": "b"}]}
+    result = {"role": "tool", "content": "r"}
+    named = [{**result, "tool_call_id": name} for name in ("a", "b")]
+    said = {"role": "user", "content": "r"}
+    assert bound([calls, result, result, result]) == [calls, *named, said]
+    assert bound([result, named[1]]) == [said, named[1]]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_every_dialect_says_and_counts_the_same(dialect: str, tmp_path: Path) -> None:
+    """Tool calls, thinking and system messages in the middle, as the chat API has them."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    calls = '<think>\nhm\n</think>\n\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    first = Turn(({"role": "system", "content": "s"}, {"role": "user", "content": "u"}))
+    second = Turn(({"role": "tool", "content": "r"}, {"role": "user", "content": "v"}))
+    session = Session("a", (first, second), tools=(tool,))
+    with scripted_server(tmp_path, lambda _: calls) as server:
+        result = replay([session], Target(server.url, dialect=dialect))
+        prompts = [prompt for prompt, _ in server.heard]
+        texts = [server.session.renderer.tokenizer.decode(p, skip_special=False) for p in prompts]
+    turns = result["sessions"]["a"]["turns"]
+    assert [turn["prompt_tokens"] for turn in turns] == [len(prompt) for prompt in prompts]
+    assert turns[1]["cached_tokens"] >= len(prompts[0])
+    assert all(turn["completion_tokens"] > 5 for turn in turns)
+    assert "<tool_response>\nr\n</tool_response>" in texts[1]
+    assert "hm" in texts[1]
+
+
+def test_a_dialect_that_is_none() -> None:
+    with pytest.raises(ConfigError, match="chat, messages, responses"):
+        Target("http://127.0.0.1:1", dialect="x")
 
 
 def raw_request(server: Scripted, *, stream: bool, word: str) -> socket.socket:
