@@ -27,25 +27,32 @@ struct Dot {
 };
 
 // How a kernel takes activations.
-// kFixedInput, kPairsInput: 16-bit integers with a scale for each 32 columns, and the floats they
-// were made of; the second has the even columns of each 32 first.
-enum Input : int { kFloatInput, kBf16Input, kFixedInput, kPairsInput, kInputs };
+// From kEvensInput on: 16-bit integers with a scale for each 32 columns, and the floats they were
+// made of, in the order in which a format's codes come apart (kernels/fixed.inl).
+enum Input : int {
+    kFloatInput,
+    kBf16Input,
+    kEvensInput,
+    kFoursInput,
+    kHalvesInput,
+    kWideInput,  // floats in the order of kFoursInput, times 2^60, and the floats themselves
+    kInputs
+};
 
-inline constexpr std::size_t fixed_groups(int columns) {
-    return (static_cast<std::size_t>(columns) + 31) / 32;
+inline constexpr std::size_t fixed_blocks(int columns) {
+    return (static_cast<std::size_t>(columns) + 255) / 256;
 }
 
 inline constexpr std::size_t input_nbytes(Input input, int columns) {
     const auto n = static_cast<std::size_t>(columns);
     if (input == kFloatInput) return n * 4;
     if (input == kBf16Input) return n * 2;
-    return (fixed_groups(columns) * 72 + n * 4 + 63) / 64 * 64;
+    if (input == kWideInput) return ((n + 31) / 32 * 128 + n * 4 + 63) / 64 * 64;
+    return (fixed_blocks(columns) * 576 + n * 4 + 63) / 64 * 64;
 }
 
 // Columns that are put into a row of activations together.
-inline constexpr int input_unit(Input input) {
-    return input == kFixedInput || input == kPairsInput ? 32 : 8;
-}
+inline constexpr int input_unit(Input input) { return input >= kEvensInput ? 32 : 8; }
 
 inline constexpr std::size_t pointers_nbytes(int n) {
     return (static_cast<std::size_t>(n) * sizeof(void*) + 63) / 64 * 64;

@@ -25,6 +25,11 @@
 #if defined(HEADRACE_SIMD_AVX2) || defined(HEADRACE_SIMD_AVX512)
 #include "kernels/fixed.inl"
 
+// Its formats, the second with the table of both.
+#include "kernels/fixed_nibbles.inl"
+
+#include "kernels/fixed_blocks.inl"
+
 #include "kernels/e4m3.inl"
 #endif
 

@@ -1,89 +1,156 @@
 // Few tokens with E4M3 weights on AVX2: widened in registers, with the activations as they are.
 //
-// A row's sum walks its groups in order, whatever shares the call.
+// A row's sum walks its groups in order, whatever shares the call, in strides of 128 columns.
 
 namespace headrace::HEADRACE_ISA {
 
-// 16 E4M3 as float32 times 2^-8: each is the upper part of a float16.
-struct Eights {
-    __m256 low, high;
+// A row of kWideInput: of each 32 columns every fourth, times 2^60, and the row as it was.
+struct WideRow {
+    const float *wide, *x;
+
+    WideRow() = default;
+    WideRow(const std::byte* row, int columns) {
+        wide = reinterpret_cast<const float*>(row);
+        x = wide + (columns + 31) / 32 * 32;
+    }
 };
 
-inline Eights e4m3_eights(const std::byte* p) {
-    const __m256i up = _mm256_slli_epi16(_mm256_cvtepu8_epi16(load16(p)), 8);
-    const __m256i h =
-        _mm256_and_si256(_mm256_srai_epi16(up, 1), _mm256_set1_epi16(static_cast<short>(0xbf80)));
-    return {_mm256_cvtph_ps(_mm256_castsi256_si128(h)),
-            _mm256_cvtph_ps(_mm256_extracti128_si256(h, 1))};
+inline void put_wide(std::byte* row, int columns, int first, const float* x, int n) {
+    const WideRow at(row, columns);
+    std::memcpy(const_cast<float*>(at.x) + first, x, static_cast<std::size_t>(n) * sizeof(float));
+    for (int k = 0; k < n; k += 32) {
+        float v[32] = {};
+        std::memcpy(v, x + k, static_cast<std::size_t>(std::min(32, n - k)) * sizeof(float));
+        float* to = const_cast<float*>(at.wide) + first + k;
+        for (int i = 0; i < 32; ++i) to[i % 4 * 8 + i / 4] = v[i] * 0x1p60f;
+    }
 }
 
-// n columns of one row with T tokens' floats; sums in two lanes' worth each.
-template <int T>
-inline void e4m3_products(const std::byte* q, const float* const (&x)[T], int from, int n,
-                          __m256 (&sum)[T]) {
-    __m256 odd[T];
-    for (int t = 0; t < T; ++t) sum[t] = odd[t] = _mm256_setzero_ps();
-    int k = 0;
-    for (; k + 16 <= n; k += 16) {
-        const Eights w = e4m3_eights(q + from + k);
-        for (int t = 0; t < T; ++t) {
-            const float* v = x[t] + from + k;
-            sum[t] = _mm256_fmadd_ps(w.low, _mm256_loadu_ps(v), sum[t]);
-            odd[t] = _mm256_fmadd_ps(w.high, _mm256_loadu_ps(v + 8), odd[t]);
-        }
-    }
-    if (k < n) {
-        std::byte rest[16] = {};
-        std::memcpy(rest, q + from + k, static_cast<std::size_t>(n - k));
-        const Eights w = e4m3_eights(rest);
-        for (int t = 0; t < T; ++t) {
-            float v[16] = {};
-            std::memcpy(v, x[t] + from + k, static_cast<std::size_t>(n - k) * sizeof(float));
-            sum[t] = _mm256_fmadd_ps(w.low, _mm256_loadu_ps(v), sum[t]);
-            odd[t] = _mm256_fmadd_ps(w.high, _mm256_loadu_ps(v + 8), odd[t]);
-        }
-    }
-    for (int t = 0; t < T; ++t) sum[t] = _mm256_add_ps(sum[t], odd[t]);
+// Every fourth of 32 E4M3 as float32 times 2^-120: their bits, moved. What is subnormal there is so
+// here, too; the activations' 2^60 keeps the products clear of that.
+struct Wide {
+    __m256 of[4];
+};
+
+HEADRACE_INLINE Wide e4m3_wide(__m256i codes) {
+    const __m256i bits = _mm256_set1_epi16(static_cast<short>(0x87f0));
+    const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000));
+    const __m256i even = _mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(codes, 8), 4), bits);
+    const __m256i odd = _mm256_and_si256(_mm256_srai_epi16(codes, 4), bits);
+    return {{_mm256_castsi256_ps(_mm256_slli_epi32(even, 16)),
+             _mm256_castsi256_ps(_mm256_slli_epi32(odd, 16)),
+             _mm256_castsi256_ps(_mm256_and_si256(even, upper)),
+             _mm256_castsi256_ps(_mm256_and_si256(odd, upper))}};
 }
 
+// The codes 127 and 255 are no numbers, but finite here: a row remembers whether it met one.
+struct E4M3Nans {
+    __m256i most_signed = _mm256_setzero_si256(), most = _mm256_setzero_si256();
+
+    HEADRACE_INLINE void meet(__m256i codes) {
+        most_signed = _mm256_max_epi8(most_signed, codes);
+        most = _mm256_max_epu8(most, codes);
+    }
+    bool any() const {
+        const __m256i positive = _mm256_cmpeq_epi8(most_signed, _mm256_set1_epi8(127));
+        const __m256i negative = _mm256_cmpeq_epi8(most, _mm256_set1_epi8(-1));
+        return _mm256_movemask_epi8(_mm256_or_si256(positive, negative)) != 0;
+    }
+};
+
 template <int T>
+HEADRACE_INLINE void e4m3_step(__m256i codes, const WideRow (&x)[T], int k, __m256 (&sum)[T][2],
+                               E4M3Nans& nans) {
+    nans.meet(codes);
+    const Wide w = e4m3_wide(codes);
+    for (int i = 0; i < 4; ++i)
+        for (int t = 0; t < T; ++t)
+            sum[t][i % 2] =
+                _mm256_fmadd_ps(w.of[i], _mm256_loadu_ps(x[t].wide + k + i * 8), sum[t][i % 2]);
+}
+
+// Columns [from, from + n) of one row with T tokens.
+template <int T>
+HEADRACE_INLINE void e4m3_products(const std::byte* q, const WideRow (&x)[T], int from, int n,
+                                   __m256 (&part)[T], E4M3Nans& nans) {
+    __m256 sum[T][2];
+    for (int t = 0; t < T; ++t) sum[t][0] = sum[t][1] = _mm256_setzero_ps();
+    int k = from;
+    if (n == 128) {
+        ask_ahead<128>(q + from);
+        unrolled<4>([&](auto) {
+            e4m3_step<T>(load32(q + k), x, k, sum, nans);
+            k += 32;
+        });
+    } else {
+        for (; k + 32 <= from + n; k += 32) e4m3_step<T>(load32(q + k), x, k, sum, nans);
+        if (k < from + n) {
+            std::byte rest[32] = {};
+            std::memcpy(rest, q + k, static_cast<std::size_t>(from + n - k));
+            e4m3_step<T>(load32(rest), x, k, sum, nans);
+        }
+    }
+    for (int t = 0; t < T; ++t) part[t] = _mm256_add_ps(sum[t][0], sum[t][1]);
+}
+
+// One row: its codes, and where its scales are. kMX: E8M0, else float32.
+template <bool kMX, int T>
+inline void e4m3_row(const Dot& d, const std::byte* scales, const std::byte* q, int group, int row,
+                     const WideRow (&x)[T]) {
+    __m256 sum[T], part[T];
+    for (int t = 0; t < T; ++t) sum[t] = _mm256_setzero_ps();
+    E4M3Nans nans;
+    for (int g = 0, from = 0; from < d.columns; ++g) {
+        const float scale = kMX ? float_from_e8m0(scales[g]) : load_as<float>(scales + 4 * g);
+        const __m256 wide = _mm256_mul_ps(_mm256_set1_ps(scale), _mm256_set1_ps(0x1p60f));
+        const int end = std::min(from + group, d.columns);
+        for (; from < end; from += 128) {
+            e4m3_products<T>(q, x, from, std::min(128, end - from), part, nans);
+            for (int t = 0; t < T; ++t) sum[t] = _mm256_fmadd_ps(part[t], wide, sum[t]);
+        }
+        from = end;
+    }
+    const bool nan = nans.any();
+    for (int t = 0; t < T; ++t)
+        d.out[static_cast<std::size_t>(t) * d.out_stride + static_cast<std::size_t>(row)] =
+            nan ? std::bit_cast<float>(0x7fc00000u) : sum_of_lanes(sum[t]);
+}
+
+template <bool kMX, int T>
 inline void e4m3_stream(const Dot& d) {
     const Tiles tiles{d.w, d.w_stride, d.columns, d.format};
-    const bool mx = kind_of(d.format) == kMXFP8, whole = kind_of(d.format) == kFP8Row;
-    const int group = whole ? d.columns : group_of(d.format);
-    const int groups = (d.columns + group - 1) / group;
-    const float* x[T];
-    for (int t = 0; t < T; ++t) x[t] = reinterpret_cast<const float*>(d.x[t]);
+    const int group = kind_of(d.format) == kFP8Row ? d.columns : group_of(d.format);
+    const int groups = (d.columns + group - 1) / group, tall = tile_rows(d.format);
+    WideRow x[T];
+    for (int t = 0; t < T; ++t) x[t] = WideRow(d.x[t], d.columns);
     for (int row = 0; row < d.rows; ++row) {
         const std::byte* tile = tiles.tile(row);
-        const std::byte* q = tile + groups * (mx ? 1 : 4) + row % tile_rows(d.format) * d.columns;
-        __m256 sum[T], part[T];
-        for (int t = 0; t < T; ++t) sum[t] = _mm256_setzero_ps();
-        for (int g = 0; g < groups; ++g) {
-            const int from = g * group;
-            e4m3_products<T>(q, x, from, std::min(group, d.columns - from), part);
-            const float scale = mx ? kE8M0.of[byte_at(tile, g)] : load_as<float>(tile + 4 * g);
-            for (int t = 0; t < T; ++t)
-                sum[t] = _mm256_fmadd_ps(part[t], _mm256_set1_ps(scale * 256.0f), sum[t]);
-        }
-        for (int t = 0; t < T; ++t)
-            d.out[static_cast<std::size_t>(t) * d.out_stride + static_cast<std::size_t>(row)] =
-                sum_of_lanes(sum[t]);
+        const std::byte* q =
+            tile + groups * (kMX ? 1 : 4) + static_cast<std::ptrdiff_t>(row % tall) * d.columns;
+        e4m3_row<kMX, T>(d, tile, q, group, row, x);
     }
 }
 
-template <void (*kUnpack)(const Tiles&, int, float*)>
+// Many tokens, and groups that are no whole vectors: as float32.
+template <bool kMX, void (*kUnpack)(const Tiles&, int, float*)>
 void e4m3_run(const Dot& d) {
-    if (d.tokens == 1) return e4m3_stream<1>(d);
-    if (d.tokens == 2) return e4m3_stream<2>(d);
-    if (d.tokens == 3) return e4m3_stream<3>(d);
-    unpacked_run<kUnpack>(d);
+    if (d.tokens <= 3 && (kind_of(d.format) == kFP8Row || group_of(d.format) % 32 == 0)) {
+        if (d.tokens == 1) return e4m3_stream<kMX, 1>(d);
+        if (d.tokens == 2) return e4m3_stream<kMX, 2>(d);
+        return e4m3_stream<kMX, 3>(d);
+    }
+    plain_run<WideRow, kUnpack>(d);
 }
 
 inline void put_e4m3_kernels(KernelTable& t) {
-    t.fast[kFP8Block].run = e4m3_run<unpack_fp8_block>;
-    t.fast[kFP8Row].run = e4m3_run<unpack_fp8_row>;
-    t.fast[kMXFP8].run = e4m3_run<unpack_mxfp8>;
+    t.put[kWideInput] = put_wide;
+    const auto put = [&](int kind, void (*run)(const Dot&)) {
+        t.fast[kind] = {kWideInput, kTileTokens, run, fixed_scratch_nbytes,
+                        dot_tile_rows<Widened<FloatRows>>};
+    };
+    put(kFP8Block, e4m3_run<false, unpack_fp8_block>);
+    put(kFP8Row, e4m3_run<false, unpack_fp8_row>);
+    put(kMXFP8, e4m3_run<true, unpack_mxfp8>);
 }
 
 }  // namespace headrace::HEADRACE_ISA

@@ -115,3 +115,34 @@ def test_a_stride_between_tiles(pool: _native.Pool) -> None:
     x = torch.randn(2, 72)
     linear = NativeLinear(pool, exact=True)
     assert torch.equal(linear(x, Linear((apart,))), linear(x, Linear((w,))))
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8-row", "mxfp8"])
+@pytest.mark.parametrize("code", [0x7F, 0xFF])
+def test_a_code_that_is_no_number_makes_its_row_none(
+    pool: _native.Pool, name: str, code: int
+) -> None:
+    w = packed_weights.random(name, 5, 256)
+    values = decode(w)
+    w.data.view(-1)[-1 if name == "mxfp8" else -256 * 4 if name == "fp8" else -1] = code
+    spoilt = decode(w).isnan().any(1)
+    assert spoilt.sum() == 1
+    for exact in (True, False):
+        got = NativeLinear(pool, exact=exact)(torch.randn(2, 256), Linear((w,)))
+        assert torch.equal(got.isnan().all(0), spoilt)
+        assert not got[:, ~spoilt].isnan().any()
+    assert not values.isnan().any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tokens_bits_do_not_depend_on_two_more(pool: _native.Pool, name: str) -> None:
+    """Nor on the rows that share a call: streams end where a matrix is cut among threads."""
+    columns = columns_of(packed_weights.ALL[name])[1]
+    w = packed_weights.random(name, 40, columns)
+    part = Packed(w.format, 8, columns, w.data[: w.format.tiles(8)])
+    linear = NativeLinear(pool, exact=False)
+    x = torch.randn(3, columns)
+    together = linear(x, Linear((w,)))
+    for t in range(3):
+        assert torch.equal(linear(x[t : t + 1].clone(), Linear((w,))), together[t : t + 1])
+    assert torch.equal(linear(x[:1].clone(), Linear((part,))), together[:1, :8])
