@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.api.anthropic_texts import block_text, without_billing
-from headrace.api.fields import Fields, shown
+from headrace.api.fields import Fields, objects, shown
 from headrace.chat.types import Message, ToolCall
 
 ROLES = ("user", "assistant", "system")
@@ -108,7 +108,7 @@ def _texts(entry: Fields, name: str) -> list[str]:
 def _blocks(entry: Fields, name: str, value: Any) -> list[Fields]:
     if not isinstance(value, list):
         raise entry.fault(name, f"found {shown(value)}", expected="a string or content blocks")
-    return [Fields(raw, f"{entry.path(name)}[{i}]") for i, raw in enumerate(value)]
+    return objects(value, entry.path(name))
 
 
 def _add_user(talk: Conversation, entry: Fields) -> None:

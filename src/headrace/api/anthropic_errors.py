@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.api.errors import ContextOverflow
+from headrace.chat.length import ContextOverflow
 from headrace.errors import HeadraceError, RequestError
 
 TYPES = {

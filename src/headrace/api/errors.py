@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from headrace.chat.length import ContextOverflow
 from headrace.errors import CapacityError, HeadraceError, RequestError
-
-
-class ContextOverflow(RequestError):
-    """The prompt leaves no room for an answer."""
-
-    def __init__(self, tokens: int, limit: int, field: str) -> None:
-        super().__init__(
-            f"prompt is too long: {tokens} tokens > {limit} maximum",
-            field=field,
-            expected=f"at most {limit - 1} tokens, so that one is left for the answer",
-            fix="shorten it, or serve with a larger --context",
-        )
 
 
 class UnknownModel(RequestError):

@@ -39,6 +39,10 @@ def parse_json(body: bytes) -> Any:
     return value
 
 
+# Objects in one array: a million of them take seconds and 250 MB before the first is looked at.
+MAX_OBJECTS = 1 << 17
+
+
 class Fields:
     """One JSON object, read field by field."""
 
@@ -132,9 +136,7 @@ class Fields:
 
     def children(self, name: str) -> list[Fields] | None:
         values = self.items(name)
-        if values is None:
-            return None
-        return [Fields(value, f"{self.path(name)}[{i}]") for i, value in enumerate(values)]
+        return None if values is None else objects(values, self.path(name))
 
     def harmless(self, *names: str) -> Self:
         """Drops fields that carry no wish about the answer."""
@@ -155,6 +157,15 @@ class Fields:
                 raise self.fault(
                     name, "this field is not supported", fix="leave it out or check its spelling"
                 )
+
+
+def objects(values: list[Any], path: str) -> list[Fields]:
+    """The objects of an array that stands at `path`."""
+    if len(values) > MAX_OBJECTS:
+        raise RequestError(
+            f"{path}: {len(values)} of them", field=path, expected=f"at most {MAX_OBJECTS}"
+        )
+    return [Fields(value, f"{path}[{i}]") for i, value in enumerate(values)]
 
 
 def shown(value: object) -> str:

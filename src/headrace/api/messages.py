@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from headrace.api.fields import Fields, shown
+from headrace.api.fields import Fields, objects, shown
 from headrace.chat.types import Message, ToolCall
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -17,7 +17,19 @@ def parse_messages(body: Fields) -> tuple[Message, ...]:
         raise body.fault(
             "messages", "missing" if entries is None else "empty", expected="at least one message"
         )
-    return tuple(_message(entry) for entry in entries)
+    calls: set[str] = set()
+    messages = []
+    for entry in entries:
+        message = _message(entry)
+        if message.role == "tool" and message.tool_call_id not in calls:
+            raise entry.fault(
+                "tool_call_id",
+                f"{shown(message.tool_call_id)} answers no call",
+                expected="the id of a call in an earlier assistant message",
+            )
+        calls |= {call.id for call in message.tool_calls}
+        messages.append(message)
+    return tuple(messages)
 
 
 def _message(entry: Fields) -> Message:
@@ -92,8 +104,7 @@ def _content(entry: Fields, role: str) -> str | None:
     if not isinstance(value, list):
         raise entry.fault("content", f"found {shown(value)}", expected="a string or text parts")
     texts = []
-    for i, raw in enumerate(value):
-        part = Fields(raw, f"{entry.path('content')}[{i}]")
+    for part in objects(value, entry.path("content")):
         kind = part.required_text("type")
         if kind == "text":
             texts.append(part.required_text("text"))

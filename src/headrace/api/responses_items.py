@@ -15,7 +15,7 @@ from typing import Any
 
 from headrace.api.call import NO_IMAGE
 from headrace.api.errors import NotFound
-from headrace.api.fields import Fields, shown
+from headrace.api.fields import Fields, objects, shown
 from headrace.api.responses_tools import custom_arguments, flat_name
 from headrace.chat.types import Message, Role, ToolCall
 
@@ -227,8 +227,8 @@ class Transcript:
 
 
 def read_items(items: Sequence[Any], path: str, transcript: Transcript) -> None:
-    for i, item in enumerate(items):
-        transcript.add(Fields(item, f"{path}[{i}]"))
+    for item in objects(list(items), path):
+        transcript.add(item)
 
 
 def _arguments(item: Fields) -> str:
@@ -255,8 +255,7 @@ def _joined_parts(item: Fields, name: str) -> str:
 
 def _parts(values: list[Any], path: str, *, in_result: bool = False) -> str:
     texts = []
-    for i, raw in enumerate(values):
-        part = Fields(raw, f"{path}[{i}]")
+    for part in objects(values, path):
         kind = part.required_text("type")
         if kind in TEXT_PARTS:
             texts.append(part.required_text("text"))

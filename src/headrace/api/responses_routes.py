@@ -13,13 +13,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from headrace.api.dialect import Dialect
-from headrace.api.errors import ContextOverflow, NotFound
+from headrace.api.errors import NotFound
 from headrace.api.fields import Fields, shown
 from headrace.api.responses import parse_ask, parse_response
 from headrace.api.responses_store import Record, ResponseStore
 from headrace.api.responses_wire import ResponseEncoder
 from headrace.api.served import Served
 from headrace.api.session import Session
+from headrace.chat.length import ContextOverflow
 from headrace.errors import RequestError
 
 TOOL_SCHEMA = re.compile(r"(tools\[\d+\])\.function(\..*)?")
@@ -86,12 +87,11 @@ class ResponsesApi:
         body.refuse("conversation", "send the whole conversation as input")
         body.harmless("personality").done()
         try:
-            prompt = await asyncio.to_thread(self._session.renderer.prompt, ask)
+            tokens = await asyncio.to_thread(self._session.count, ask)
         except RequestError as error:
             error.field = None if error.field is None else rename(error.field)
             raise
-        reply = {"object": "response.input_tokens", "input_tokens": len(prompt.tokens)}
-        return JSONResponse(reply)
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens})
 
     async def compact(self, request: Request) -> Response:
         raise NotFound("conversations are not compacted here", fix="ask for a summary instead")

@@ -35,6 +35,9 @@ from headrace.api.session import Session
 from headrace.api.sse import EventStream, Gone, Patience, until_gone
 from headrace.errors import RequestError
 
+# Of a text for /tokenize: some seconds and 300 MB at the very worst; for /detokenize two seconds.
+MOST_CHARS, MOST_TOKENS = 1 << 22, 1 << 20
+
 
 class Api:
     """All endpoints over one session."""
@@ -87,10 +90,7 @@ class Api:
         body = await self._body(request)
         self.served.name_for(body.text("model"))
 
-        def count() -> int:
-            return len(self.session.renderer.prompt(parse_count(body)).tokens)
-
-        tokens = await asyncio.to_thread(count)
+        tokens = await asyncio.to_thread(lambda: self.session.count(parse_count(body)))
         return JSONResponse({"input_tokens": tokens}, headers=self._headers())
 
     async def models(self, request: Request) -> Response:
@@ -109,6 +109,9 @@ class Api:
         text = body.text("prompt")
         text = body.text("content") if text is None else text
         special = body.flag("add_special_tokens")
+        if text is not None and len(text) > MOST_CHARS:
+            found = f"{len(text)} characters"
+            raise body.fault("prompt", found, expected=f"at most {MOST_CHARS}")
         ask = parse_ask(body) if text is None else None
         body.done()
 
@@ -128,8 +131,12 @@ class Api:
         tokens = body.items("tokens")
         if tokens is None or not token_ids(tokens):
             raise body.fault("tokens", f"found {shown(tokens)}", expected="an array of token ids")
+        if len(tokens) > MOST_TOKENS:
+            found = f"{len(tokens)} of them"
+            raise body.fault("tokens", found, expected=f"at most {MOST_TOKENS}")
         body.done()
-        text = self.session.renderer.tokenizer.decode(tokens, skip_special=False)
+        decode = functools.partial(self.session.renderer.tokenizer.decode, skip_special=False)
+        text = await asyncio.to_thread(decode, tokens)
         return JSONResponse({"content": text, "prompt": text})
 
     async def health(self, _request: Request) -> Response:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from headrace.api.call import Call, RawPrompts
 from headrace.api.echo import KeptReader
-from headrace.api.errors import ContextOverflow, Unavailable
+from headrace.api.errors import Unavailable
 from headrace.api.reading import Choice, RawReader, Reader, TurnEvent, Usage
 from headrace.chat.echo import EchoStore
+from headrace.chat.length import ContextOverflow
 from headrace.chat.tokenizer import Tokenizer
 from headrace.chat.types import ChatRequest, OutputFormat, Prompt
 from headrace.engine.request import Constraint, Marks, Request, RequestId, Sampling, TokenEvent
@@ -120,6 +121,13 @@ class Session:
             raise
         prompt_tokens = sum(len(draft.tokens) for draft in drafts)
         return Turn(choices, prompt_tokens, self.turns)
+
+    def count(self, request: ChatRequest) -> int:
+        """Tokens of its prompt, an estimate where they are many more than the context."""
+        try:
+            return len(self.renderer.prompt(request).tokens)
+        except ContextOverflow as error:
+            return error.tokens
 
     def check_open(self) -> None:
         if self._closing:

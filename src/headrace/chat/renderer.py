@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from headrace.chat.grammar import (
 )
 from headrace.chat.guard import Guard
 from headrace.chat.harmony import HarmonyReader, thought_words
+from headrace.chat.length import check_length
 from headrace.chat.reader import TurnReader
 from headrace.chat.request_check import check_request, check_text
 from headrace.chat.splice import Splice, Splicer
@@ -47,6 +49,7 @@ class Renderer:
     template: ChatTemplate | None
     style: Style
     effort: EffortSwitch | None = None
+    most_tokens: int | None = None  # a prompt of many more is refused before all of it is read
 
     @classmethod
     def from_folder(cls, folder: Path) -> Renderer:
@@ -83,7 +86,7 @@ class Renderer:
         """The prompt for `request`; answers that `turns` knows keep the tokens they were made of.
 
         Raises RequestError for text that is not Unicode, for a conversation the template refuses,
-        and if the checkpoint has no template.
+        and if the checkpoint has no template; ContextOverflow.
         """
         if self.template is None:
             raise RequestError(
@@ -114,6 +117,7 @@ class Renderer:
                     field="continue_final_message",
                     fix="leave it out, or end with a user message",
                 )
+        self._check_length(text, "messages")
         text, in_reasoning = self._thinking(request, text)
         splices = self._splicer(request, guard).splices(text, spoken) if spoken else []
         tokens, shown = self._encoded(text, splices, guard)
@@ -126,6 +130,9 @@ class Renderer:
             self.style.cut_before,
             self.style.cut_after,
         )
+
+    def _check_length(self, text: str, field: str) -> None:
+        check_length(text, self.most_tokens, field, partial(self.tokenizer.encode, special=True))
 
     def _encoded(self, text: str, splices: Sequence[Splice], guard: Guard) -> tuple[list[int], str]:
         """The tokens, and their text as a client would have written it."""
@@ -216,6 +223,7 @@ class Renderer:
         """A plain completion: control tokens in the text are read as such, and BOS is added where
         the checkpoint asks for it. Raises RequestError for text that is not Unicode."""
         check_text(text, "prompt")
+        self._check_length(text, "prompt")
         tokens = self.tokenizer.encode(text, special=True, bos=True)
         return Prompt(tuple(tokens), text, in_reasoning=False, anchors=self._anchors(tokens))
 

@@ -10,7 +10,7 @@ from headrace.chat.template import RESERVED
 from headrace.chat.types import ChatRequest
 from headrace.errors import RequestError
 
-MAX_MESSAGES = 10_000  # a template takes some seconds for so many
+MAX_MESSAGES = 10_000  # and calls: a template takes some seconds for so many
 
 
 def check_request(request: ChatRequest) -> None:
@@ -22,6 +22,11 @@ def check_request(request: ChatRequest) -> None:
             field="messages",
             expected=f"at most {MAX_MESSAGES}",
             fix="summarise the conversation",
+        )
+    calls = sum(len(message.tool_calls) for message in request.messages)
+    if calls > MAX_MESSAGES:
+        raise RequestError(
+            f"{calls} calls in the messages", field="messages", expected=f"at most {MAX_MESSAGES}"
         )
     if request.continue_last and request.messages[-1].role != "assistant":
         raise RequestError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -149,7 +149,8 @@ class _Side:
     def session(self, client: EngineClient, context: int) -> Session:
         from headrace.api.session import Session  # noqa: PLC0415 start-up time
 
-        return Session(self._renderer, client, context=context)
+        renderer = replace(self._renderer, most_tokens=context)
+        return Session(renderer, client, context=context)
 
     def defaults(self) -> Sampling:
         return self._defaults

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from headrace.api.anthropic import Wishes, parse_count, parse_message
 from headrace.api.anthropic_errors import anthropic_error
-from headrace.api.errors import ContextOverflow
 from headrace.api.fields import Fields
+from headrace.chat.length import ContextOverflow
 from headrace.chat.types import Message, OutputFormat, Tool, ToolCall, ToolChoice
 from headrace.engine.request import Sampling
 from headrace.errors import RequestError

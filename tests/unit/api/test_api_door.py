@@ -226,6 +226,8 @@ def test_tokenize_and_detokenize_refuse_by_name(start):
         ("/detokenize", {"tokens": "a"}, "tokens"),
         ("/detokenize", {"tokens": [True]}, "tokens"),
         ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": [0] * 1_100_000}, "tokens"),
+        ("/tokenize", {"prompt": "x" * 5_000_000}, "prompt"),
     ):
         reply = httpx.post(url + path, json=body)
         assert reply.status_code == 400

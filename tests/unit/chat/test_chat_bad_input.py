@@ -1,13 +1,23 @@
 """Hostile and absurd requests: refused by name, and with bounded work."""
 
 import contextlib
+import dataclasses
 
 import pytest
 from chat_masks import USER
 
 from headrace.chat import splice
 from headrace.chat.echo import EchoStore, SpokenTurn
-from headrace.chat.types import ChatRequest, Message, OutputFormat, Prompt, Tool, ToolChoice
+from headrace.chat.length import ContextOverflow
+from headrace.chat.types import (
+    ChatRequest,
+    Message,
+    OutputFormat,
+    Prompt,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
 from headrace.errors import RequestError
 
 
@@ -43,6 +53,21 @@ def test_schemas_that_cannot_be_compiled(hermes, schema):
     with pytest.raises(RequestError) as caught:
         hermes.constraint(forced, prompt)
     assert caught.value.field.startswith("tools")
+
+
+def test_a_conversation_that_cannot_fit_is_not_read_to_its_end(hermes):
+    small = dataclasses.replace(hermes, most_tokens=1000)
+    with pytest.raises(ContextOverflow, match=r"^prompt is too long: \d+ tokens > 1000 maximum"):
+        small.prompt(ChatRequest((Message("user", "ab " * 2_000_000),)))
+    with pytest.raises(ContextOverflow):
+        small.completion_prompt("x" * 5_000_000)
+    assert small.prompt(ChatRequest(USER)) == hermes.prompt(ChatRequest(USER))
+
+
+def test_a_turn_of_too_many_calls_is_refused(hermes):
+    calls = tuple(ToolCall(f"c{i}", "f", "{}") for i in range(20_000))
+    with pytest.raises(RequestError, match="20000 calls"):
+        hermes.prompt(ChatRequest((*USER, Message("assistant", tool_calls=calls))))
 
 
 @pytest.mark.parametrize("kind", ["regex", "lark"])
