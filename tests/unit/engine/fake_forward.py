@@ -18,6 +18,7 @@ from headrace.engine.request import Request, Sampling
 from headrace.engine.runner import Runner
 from headrace.engine.sampler import Drawer
 from headrace.models.state import Batch, KvPool, LayerState, RecurrentPool
+from headrace.ops.runs import walk
 from headrace.planning.budget import CacheNeed, MemoryBudget
 from headrace.planning.resolve import Choice, ExecutionPlan
 
@@ -73,6 +74,7 @@ class FakeModel:
         assert isinstance(kv, KvPool)
         size, wanted = spans.block_size, set(batch.rows_N.tolist())
         self._look_at_blocks(batch)
+        kept = {end: keep for _, end, _, keep in walk(spans) if keep >= 0}
         rows: dict[int, np.ndarray] = {}
         for s in range(spans.sequences):
             first, last = int(spans.offsets_S1[s]), int(spans.offsets_S1[s + 1])
@@ -81,6 +83,11 @@ class FakeModel:
                 assert int(batch.positions_T[t]) == position
                 kv.keys[spans.kv_slots_T[t], 0, 0] = float(batch.tokens_T[t])
                 h = self._recur(state, int(spans.states_S[s]), int(batch.tokens_T[t]))
+                if t + 1 in kept:
+                    pool = state[1]
+                    assert isinstance(pool, RecurrentPool)
+                    for tensor in (pool.matrix, pool.conv):
+                        tensor[kept[t + 1]] = tensor[int(spans.states_S[s])]
                 if t in wanted:
                     at = torch.arange(position + 1)
                     slots = spans.blocks_SB[s].long()[at // size] * size + at % size
