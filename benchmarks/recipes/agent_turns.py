@@ -126,11 +126,11 @@ def session(shape: str, seed: int, args: argparse.Namespace) -> Iterator[Ask]:
             parts.append(words(rng.choice((args.user // 2, args.user, 2 * args.user))))
             if shape == "append-only":
                 parts.append(words(args.user // 3))
-        answer = [*words(30), THOUGHT, *words(12), CALL, *words(12)]
+        answer = [*words(20), THOUGHT, *words(8), CALL, *words(8)]
         carrier = [words(args.user // 3)] if shape == "carrier" else []
         yield Ask([*parts, *carrier, HEADER], answer)
         if shape == "serialised anew":
-            answer = [*answer[: answer.index(CALL)], CALL, *words(11)]
+            answer = [*answer[: answer.index(CALL)], CALL, *words(7)]
         parts.append([*HEADER, *answer])
         if shape == "pruned results" and turn % 3 == 2:
             for i in tools[:-2]:
@@ -232,7 +232,7 @@ def figures(runs: list[dict[str, Tally]]) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--system", type=int, default=2400, help="tokens of the system prompt")
+    parser.add_argument("--system", type=int, default=2000, help="tokens of the system prompt")
     parser.add_argument("--user", type=int, default=60, help="tokens of a user's turn")
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--runs", type=int, default=5)

@@ -105,10 +105,9 @@ def _rest(url: str, patience_s: float = 60.0) -> dict[str, Any]:
 
 
 def _memory(seen: list[int]) -> dict[str, Any]:
-    """Medians of the second and the last fifth of the run, in bytes."""
+    """Medians of each tenth of the run, in bytes: what is bounded fills up, and then it is flat."""
     if len(seen) < 10:
         return {}
-    fifth = len(seen) // 5
-    parts = sorted(seen[fifth : 2 * fifth]), sorted(seen[-fifth:])
-    early, late = (part[len(part) // 2] for part in parts)
-    return {"memory_early_bytes": early, "memory_late_bytes": late}
+    tenth = len(seen) // 10
+    parts = (sorted(seen[i * tenth : (i + 1) * tenth]) for i in range(10))
+    return {"memory_bytes": [part[len(part) // 2] for part in parts]}

@@ -33,7 +33,9 @@ class NoState:
 class ScriptedRunner(Runner):
     """Draws the next token of each sequence's script."""
 
-    def __init__(self, limits: Limits, pace: Callable[[Step], float]) -> None:
+    def __init__(
+        self, limits: Limits, pace: Callable[[Step], float], sleep: Callable[[float], None]
+    ) -> None:
         """`pace`: seconds that a step takes."""
         super().__init__(
             _no_forward,
@@ -45,14 +47,14 @@ class ScriptedRunner(Runner):
         )
         self.answers: dict[RequestId, tuple[int, Sequence[int]]] = {}  # prompt tokens, answer
         self.computed = 0  # tokens of all steps
-        self._vocab, self._pace = limits.vocab, pace
+        self._vocab, self._pace, self._sleep = limits.vocab, pace, sleep
         (self._end, *_) = sorted(limits.end_ids)
 
     def run(self, step: Step, *, every: bool = False) -> Logits:
         self.computed += step.tokens
         seconds = self._pace(step)
         if seconds > 0:
-            time.sleep(seconds)
+            self._sleep(seconds)
         chosen: list[int] = []
         for span in step.spans:
             prompt, answer = self.answers[span.request]
@@ -69,10 +71,17 @@ class ScriptedEngine(Engine):
     """`script` is asked once per request; the rest is the product's own."""
 
     def __init__(
-        self, script: Script, limits: Limits, *, pace: Callable[[Step], float] = lambda _: 0.0
+        self,
+        script: Script,
+        limits: Limits,
+        *,
+        pace: Callable[[Step], float] = lambda _: 0.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.runner = ScriptedRunner(limits, pace)
-        super().__init__(_plan(limits), self.runner, limits)
+        """`clock` and `sleep`: another time than this one."""
+        self.runner = ScriptedRunner(limits, pace, sleep)
+        super().__init__(_plan(limits), self.runner, limits, clock=clock)
         self._script = script
 
     @classmethod
@@ -89,6 +98,8 @@ class ScriptedEngine(Engine):
         step_tokens: int = 512,
         anchored: bool = True,
         pace: Callable[[Step], float] = lambda _: 0.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> ScriptedEngine:
         """`state_slots`: those of a recurrent model, 0 = keys and values are all that it keeps."""
         limits = Limits(
@@ -104,7 +115,7 @@ class ScriptedEngine(Engine):
             prefix_cache=True,
             anchored=anchored,
         )
-        return cls(script, limits, pace=pace)
+        return cls(script, limits, pace=pace, clock=clock, sleep=sleep)
 
     def submit(self, request: Request, id: RequestId | None = None) -> RequestId:
         id = super().submit(request, id)
