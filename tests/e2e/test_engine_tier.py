@@ -15,6 +15,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.request import Request, Sampling
 from headrace.errors import CapacityError, CheckpointError
 from headrace.experts.disk import FromDisk
+from headrace.experts.placement import Hybrid
 from headrace.experts.reading import Coming, RowReader
 
 PROMPTS = [tuple(3 + (i * 37 + j * j * 11) % 120 for j in range(3 + 7 * i)) for i in range(4)]
@@ -136,3 +137,38 @@ def test_an_interrupted_step_leaves_no_row_behind(
 def test_too_little_ram_is_refused_with_its_limits(folder: Path) -> None:
     with pytest.raises(CapacityError, match=r"2 experts at least .* and at most"):
         load(folder, **{"experts.ram": "1 slots"})
+
+
+@pytest.mark.parametrize(
+    ("ram", "cache", "fill"),
+    [
+        ("2 slots", "30%", "balanced"),
+        ("5 slots", "20%", "all"),
+        ("40%", "2 slots", "none"),
+        ("60%", "100%", "auto"),
+    ],
+)
+def test_a_device_over_ram_over_disk(
+    folder: Path, truth: Any, ram: str, cache: str, fill: str
+) -> None:
+    keys = {"experts.ram": ram, "experts.cache": cache, "experts.fill": fill}
+    keys |= {"device": "emulated", "emulated.memory": "64MiB", "experts.placement": "hybrid"}
+    engine = load(folder, **keys)
+    hybrid = engine.live._built.placement
+    assert isinstance(hybrid, Hybrid)
+    assert hybrid.shelf is not None
+    assert np.array_equal(engine.score(PROMPTS[-1]), truth[0])
+    assert answers(engine, REQUESTS[:1]) == truth[1][:1]
+    assert answers(engine, REQUESTS) == truth[1]
+    hybrid.shelf.tier.drop()
+    hybrid.shelf.tier.check()
+    hybrid.slots.check()
+    told = engine.status()["live"]
+    counts = told["experts"]
+    assert counts["uses"] == counts["hits"] + counts["fills"] + counts["host"] > 0
+    assert told["tier"]["read_bytes"] > 0
+    if fill == "none":
+        assert counts["fills"] == 0
+    if fill == "all":
+        assert counts["fills"] > 0
+    engine.close()

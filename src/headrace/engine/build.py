@@ -23,7 +23,7 @@ from headrace.engine.recorder import Recorder
 from headrace.engine.runner import Runner
 from headrace.experts.arriving import Arriving
 from headrace.experts.disk import FromDisk
-from headrace.experts.placement import Placement
+from headrace.experts.placement import Hybrid, Placement
 from headrace.models.load import load_model
 from headrace.ops.choose import ops_for
 from headrace.planning.budget import useful_blocks
@@ -50,6 +50,8 @@ class Built:
         """Stops what reads and computes. Calling it twice is harmless."""
         if isinstance(self.placement, FromDisk | Arriving):
             self.placement.close()
+        elif isinstance(self.placement, Hybrid) and self.placement.shelf is not None:
+            self.placement.shelf.close()
         self.device.close()
 
 
@@ -117,10 +119,7 @@ def _build(
     crossed = device.crossed if isinstance(device, EmulatedDevice) else None
     crossing = Crossing(pools, limits.block_tokens, host, crossed)
     placement = place_experts(opening, model, device, ops)
-    whole = placement if isinstance(placement, Arriving) else None
-    graphs = Graphs(
-        model.transformer, placement, device, ready=lambda: whole is None or whole.whole
-    )
+    graphs = Graphs(model.transformer, placement, device, ready=_ready(placement))
     recorder = Recorder(TraceModel.of(model.facts))
     runner = Runner(
         Forward(placement, graphs, recorder),
@@ -167,3 +166,11 @@ def _pools(opening: Opening, device: AnyDevice, facts: ModelFacts) -> Pools:
         Sizes(tokens(most), states),
         _kv_dtype(opening),
     )
+
+
+def _ready(placement: Placement) -> Callable[[], bool]:
+    """Whether experts lie where they will stay."""
+    if isinstance(placement, Arriving):
+        return lambda: placement.whole
+    over_disk = isinstance(placement, Hybrid) and placement.shelf is not None
+    return lambda: not over_disk

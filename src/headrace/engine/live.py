@@ -111,6 +111,8 @@ class Live:
         placement = self._built.placement
         if isinstance(placement, Hybrid):
             said["experts"] = placement.status()
+            if placement.shelf is not None:
+                said["tier"] = placement.shelf.status()
         if isinstance(placement, FromDisk | Arriving):
             said["tier"] = placement.status()
         return said

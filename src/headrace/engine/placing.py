@@ -17,6 +17,7 @@ from headrace.experts.disk import FromDisk
 from headrace.experts.foresight import Foresight
 from headrace.experts.placement import Hybrid, Placement, Prefill, Resident, on_device
 from headrace.experts.reading import RowReader
+from headrace.experts.shelf import Shelf
 from headrace.experts.slots import ExpertSlots
 from headrace.experts.tier import RowTier
 from headrace.experts.tuning import Tuner
@@ -38,11 +39,16 @@ def place_experts(
     where rows cannot be read.
     """
     plan, tier = opening.plan.experts, opening.plan.tier
-    if tier is not None:
+    if tier is not None and plan is None:
         return _from_disk(opening, tier, model, ops)
-    if not opening.rows:
+    if tier is None and not opening.rows:
         return _arriving(opening, model, ops)
-    bank = ExpertBank(model.expert_rows, model.facts)
+    behind = None if tier is None else _tier(opening, tier, model)
+    rows = model.expert_rows
+    if behind is not None:
+        counts = enumerate(model.facts.experts)
+        rows = tuple(behind.reader.rows(layer) if count else None for layer, count in counts)
+    bank = ExpertBank(rows, model.facts)
     if plan is None:
         return Resident(bank.rows, ops)
     assert isinstance(device, EmulatedDevice)
@@ -51,7 +57,7 @@ def place_experts(
     capacity = plan.slots.value
     while True:
         try:
-            return _hybrid(opening, plan, bank, device, ops, capacity)
+            return _hybrid(opening, plan, bank, device, ops, capacity, behind)
         except CapacityError:  # a tenth less, and again
             if capacity <= 1:
                 raise
@@ -66,15 +72,20 @@ def _arriving(opening: Opening, model: LoadedModel, ops: Ops) -> Arriving:
     return Arriving(reader, facts, ops, most_tokens=opening.limits.step_tokens)
 
 
-def _from_disk(opening: Opening, plan: TierPlan, model: LoadedModel, ops: Ops) -> FromDisk:
+def _tier(opening: Opening, plan: TierPlan, model: LoadedModel) -> RowTier:
     """RAM as the cache of rows on disk."""
-    source, facts, asked = opening.source.rows(), model.facts, opening.config.experts
+    source, facts = opening.source.rows(), model.facts
     way = probe(source)
     log.info("disk: %s", way)
     slots = plan.rows.value + plan.spare
     reader = RowReader(source, model.expert_rows, slots, stages=plan.spare, way=way)
     policy = POLICIES[plan.policy.value](facts.experts, {})
-    tier = RowTier(reader, facts, policy, capacity=plan.rows.value, spare=plan.spare)
+    return RowTier(reader, facts, policy, capacity=plan.rows.value, spare=plan.spare)
+
+
+def _from_disk(opening: Opening, plan: TierPlan, model: LoadedModel, ops: Ops) -> FromDisk:
+    """The CPU computes what is in RAM."""
+    tier, asked = _tier(opening, plan, model), opening.config.experts
     ahead = None
     if asked.read_ahead != "off":
         ahead = Foresight(tier, model.transformer.guess, always=asked.read_ahead == "on")
@@ -88,8 +99,11 @@ def _hybrid(
     device: EmulatedDevice,
     ops: Ops,
     capacity: int,
+    behind: RowTier | None,
 ) -> Hybrid:
-    """With so many slots, and all that it needs beside them. Raises CapacityError."""
+    """With so many slots, and all that it needs beside them; `behind`: RAM that `bank` is of, as
+    the cache of rows on disk. Raises CapacityError.
+    """
     lru, staging = plan.policy.value == "lru", plan.staging.value
     asked = opening.config.experts.fill if plan.placement.value == "hybrid" else "none"
     slots = ExpertSlots(bank, device, capacity=capacity, staging=staging, lru=lru)
@@ -111,6 +125,7 @@ def _hybrid(
             tuner,
             most_tokens=opening.limits.step_tokens,
             choose=_chooser(opening, plan, slots),
+            shelf=None if behind is None else Shelf(behind, slots),
         )
     except CapacityError:
         slots.close()

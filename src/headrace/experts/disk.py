@@ -7,7 +7,7 @@ in ascending expert id: the bits of `Resident`, wherever the rows came from.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.experts.foresight import Foresight
-from headrace.experts.tier import RowTier
+from headrace.experts.tier import RowTier, Slots
 from headrace.ops.table import Ops, Routing
 from headrace.planning.facts import ExpertKey
 
 Ids = NDArray[np.int32]
-Slots = dict[ExpertKey, int]
 
 
 class FromDisk:
@@ -89,12 +88,12 @@ class FromDisk:
             self._foresight.judge(layer, active)
         wrong = set(tier.awaited(layer)).difference(missing)
         tier.drop([*wrong])
-        waiting = self._ask(missing)
+        waiting = tier.ask_all(missing)
         if self._foresight is not None and not waiting:
             self._foresight.look(layer, x_TD)
         if hits:
-            run(self._resident(hits))
-        self._take_in(missing, waiting, run, lambda slots: tier.keep(slots, active))
+            run(tier.resident(hits))
+        tier.take_in(missing, waiting, run, lambda slots: tier.keep(slots, active))
 
     def _stream(
         self,
@@ -113,77 +112,19 @@ class FromDisk:
         share = -(-tier.table.capacity * facts.experts[layer] // facts.rows) - len(hits)
         by_use = sorted(missing, key=lambda key: (-self._counts[key], key))
         kept = set(by_use[: max(0, min(free, share))])
-        waiting = self._ask(missing)
+        waiting = tier.ask_all(missing)
         if hits:
-            run(self._resident(hits))
+            run(tier.resident(hits))
 
         def settle(slots: Slots) -> None:
             tier.keep({key: slot for key, slot in slots.items() if key in kept}, active)
             tier.leave([slot for key, slot in slots.items() if key not in kept])
 
-        self._take_in(missing, waiting, run, settle)
-
-    def _ask(self, missing: Sequence[ExpertKey]) -> list[ExpertKey]:
-        """As many as there is room for; the rest."""
-        tier = self.tier
-        # Those on their way come first, as they hold slots.
-        for key in missing:
-            if tier.coming(key):
-                tier.ask(key, urgent=True)
-        rest = [key for key in missing if not tier.coming(key)]
-        while rest and tier.room:
-            tier.ask(rest.pop(0), urgent=True)
-        return rest
-
-    def _take_in(
-        self,
-        missing: Sequence[ExpertKey],
-        waiting: list[ExpertKey],
-        run: Callable[[Slots], None],
-        settle: Callable[[Slots], None],
-    ) -> None:
-        """Computes rows as they come; a slot that is given up is filled at once."""
-        tier = self.tier
-        left = [key for key in missing if tier.coming(key)]
-        while left:
-            slots: Slots = {}
-            try:
-                first = next((key for key in left if tier.done(key)), left[0])
-                slots[first] = tier.take(first)
-                for key in left:
-                    if key not in slots and tier.done(key):
-                        slots[key] = tier.take(key)
-                run(slots)
-            except BaseException:
-                tier.leave(slots.values())
-                raise
-            settle(slots)
-            left = [key for key in left if key not in slots]
-            while waiting and tier.room:
-                left.append(waiting[0])
-                tier.ask(waiting.pop(0), urgent=True)
-
-    def _resident(self, keys: Sequence[ExpertKey]) -> Slots:
-        slots = {}
-        for key in keys:
-            slot = self.tier.slot(key)
-            assert slot is not None
-            slots[key] = slot
-        return slots
+        tier.take_in(missing, waiting, run, settle)
 
     def status(self) -> dict[str, Any]:
         """Counts and rates; JSON-able."""
-        queue = self.tier.reader.queue
-        busy_s = queue.busy_ns / 1e9
-        said: dict[str, Any] = {
-            "rows": self.tier.table.capacity,
-            "resident": len(self.tier.table),
-            "uses": self.uses,
-            "misses": self.misses,
-            "read_bytes": queue.bytes,
-            "reading_s": busy_s,
-            "read_rate": queue.bytes / busy_s if busy_s else 0.0,
-        }
+        said = self.tier.status() | {"uses": self.uses, "misses": self.misses}
         if self._foresight is not None:
             said["foresight"] = self._foresight.status()
         return said

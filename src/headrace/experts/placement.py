@@ -15,6 +15,7 @@ from torch import Tensor
 
 from headrace.device.device import Accelerator
 from headrace.experts.bank import ExpertBank
+from headrace.experts.shelf import Shelf
 from headrace.experts.slots import ExpertSlots
 from headrace.experts.stream import LayerStream
 from headrace.experts.tuning import Tuner
@@ -94,10 +95,13 @@ class Hybrid:
         *,
         most_tokens: int,
         choose: Callable[[int], Prefill],
+        shelf: Shelf | None = None,
     ) -> None:
-        """`choose`: tokens of a prompt's chunk -> how. Raises CapacityError."""
+        """`choose`: tokens of a prompt's chunk -> how; `shelf`: the rows of `bank` are slots in RAM
+        for rows on disk, and no chunk is streamed. Raises CapacityError.
+        """
         self._bank, self._device, self._ops = bank, device, ops
-        self.slots, self._tuner = slots, tuner
+        self.slots, self._tuner, self.shelf = slots, tuner, shelf
         self._choose = choose
         self._stream = LayerStream(bank, slots, device, ops)
         self._host_layers = {i: expert_layer(bank.rows(i)) for i in bank.moe_layers}
@@ -115,6 +119,8 @@ class Hybrid:
         if self._open:
             self._recover()
         self._open, self._how = True, None
+        if self.shelf is not None:
+            self.shelf.begin(prefill=prefill)
         if prefill:
             self._fade = fade_of(tokens)
             self._how = self._choose(tokens)
@@ -129,6 +135,8 @@ class Hybrid:
         links, hosts = self._device.copies.observations(), self._device.host_pool.observations()
         if self._how is None:
             counts = self._counts_L4[list(self._bank.moe_layers)].numpy()
+            if self.shelf is not None:
+                links, hosts = self.shelf.by_layer(links), self.shelf.by_layer(hosts)
             self._tuner.observe(counts, links, hosts)
 
     def resize(self, slots: int) -> int:
@@ -140,6 +148,8 @@ class Hybrid:
     def close(self) -> None:
         """Gives its slots back to the device."""
         self.slots.close()
+        if self.shelf is not None:
+            self.shelf.close()
 
     def status(self) -> dict[str, Any]:
         """Counts, rates and branch times; JSON-able."""
@@ -163,12 +173,49 @@ class Hybrid:
     def _split(
         self, layer: int, x_TD: Tensor, routing: Routing, quota_Q: Tensor, *, staging: int
     ) -> Tensor:
-        device, slots, ops = self._device, self.slots, self._ops
         plan, parts_TXD = self._buffers(layer, routing, x_TD.shape[1])
+
+        def turn(ids_TX: Tensor) -> None:
+            self._turn(layer, x_TD, ids_TX, quota_Q, plan, parts_TXD, staging=staging)
+
+        if self.shelf is None:
+            turn(routing.ids_TX)
+        else:
+            self._in_turns(layer, routing.ids_TX, turn, self.shelf)
+        return self._ops.combine(parts_TXD, routing)
+
+    def _in_turns(
+        self, layer: int, ids_TX: Tensor, turn: Callable[[Tensor], None], shelf: Shelf
+    ) -> None:
+        """The counts of all turns are those of the layer."""
+        counts_4 = self._counts_L4[layer]
+        total_4 = torch.zeros_like(counts_4)
+
+        def counted(now_TX: Tensor) -> None:
+            turn(now_TX)
+            total_4.add_(counts_4)
+
+        shelf.turns(layer, ids_TX, counted)
+        counts_4.copy_(total_4)
+
+    def _turn(
+        self,
+        layer: int,
+        x_TD: Tensor,
+        ids_TX: Tensor,
+        quota_Q: Tensor,
+        plan: Planned,
+        parts_TXD: Tensor,
+        *,
+        staging: int,
+    ) -> None:
+        device, slots, ops = self._device, self.slots, self._ops
         at, host = slots.layer(layer), self._host_layers[layer]
         device.host_pool.alert()
         try:
-            ops.plan(routing.ids_TX, at, slots.cache, quota_Q, plan, staging=staging)
+            ops.plan(ids_TX, at, slots.cache, quota_Q, plan, staging=staging)
+            if self.shelf is not None:
+                self.shelf.rewrite(plan)
             device.host_pool.ring(x_TD, plan.host_ids_TX, host, parts_TXD, exact=device.exact)
             device.copies.copy_rows(
                 self._bank.layouts[layer].spans,
@@ -185,7 +232,6 @@ class Hybrid:
         except BaseException:
             device.settle()  # before what the host reads is given to others
             raise
-        return ops.combine(parts_TXD, routing)
 
     def _recover(self) -> None:
         """The last step failed half-way: nobody learns from it, and what it admitted may never

@@ -6,11 +6,14 @@ slot becomes spare. So the table holds whole rows only, and a read that fails co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias, cast
 
 from headrace.experts.reading import Coming, RowReader
 from headrace.planning.facts import ExpertKey, ModelFacts
 from headrace.planning.lru import Policy, SlotTable
+
+Slots: TypeAlias = dict[ExpertKey, int]
 
 
 class RowTier:
@@ -63,6 +66,52 @@ class RowTier:
             raise
         return coming.slot
 
+    def ask_all(self, missing: Sequence[ExpertKey]) -> list[ExpertKey]:
+        """As many as there is room for are on their way, urgently; the rest."""
+        # Those on their way come first, as they hold slots.
+        for key in missing:
+            if self.coming(key):
+                self.ask(key, urgent=True)
+        rest = [key for key in missing if not self.coming(key)]
+        while rest and self.room:
+            self.ask(rest.pop(0), urgent=True)
+        return rest
+
+    def take_in(
+        self,
+        missing: Sequence[ExpertKey],
+        waiting: list[ExpertKey],
+        run: Callable[[Slots], None],
+        settle: Callable[[Slots], None],
+    ) -> None:
+        """Runs rows that were asked for as they come, `waiting` ones behind them: a slot that
+        `settle` gives up is filled at once.
+        """
+        left = [key for key in missing if self.coming(key)]
+        while left:
+            slots: Slots = {}
+            try:
+                first = next((key for key in left if self.done(key)), left[0])
+                slots[first] = self.take(first)
+                for key in left:
+                    if key not in slots and self.done(key):
+                        slots[key] = self.take(key)
+                run(slots)
+            except BaseException:
+                self.leave(slots.values())
+                raise
+            settle(slots)
+            left = [key for key in left if key not in slots]
+            while waiting and self.room:
+                left.append(waiting[0])
+                self.ask(waiting.pop(0), urgent=True)
+
+    def resident(self, keys: Iterable[ExpertKey]) -> Slots:
+        """Where these resident rows lie."""
+        found = {key: self.slot(key) for key in keys}
+        assert None not in found.values()
+        return cast(Slots, found)
+
     def keep(self, slots: dict[ExpertKey, int], spared: Sequence[ExpertKey]) -> None:
         """Rows that were taken become resident where there is a place; of `spared`, none goes."""
         left = dict(slots)
@@ -85,6 +134,18 @@ class RowTier:
     def awaited(self, layer: int) -> list[ExpertKey]:
         """Rows of a layer that are on their way."""
         return [key for key in self._coming if key.layer == layer]
+
+    def status(self) -> dict[str, Any]:
+        """What RAM holds and what was read; JSON-able."""
+        queue = self.reader.queue
+        busy_s = queue.busy_ns / 1e9
+        return {
+            "rows": self.table.capacity,
+            "resident": len(self.table),
+            "read_bytes": queue.bytes,
+            "reading_s": busy_s,
+            "read_rate": queue.bytes / busy_s if busy_s else 0.0,
+        }
 
     def check(self) -> None:
         """Asserts that every slot has one owner. Between steps."""

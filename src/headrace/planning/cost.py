@@ -72,13 +72,13 @@ class Costs:
     element_bytes: int  # of keys and values
     seating: Seating | None = None
     misses: Curve | None = None  # None = from the model's shape
-    disk: OnDisk | None = None  # None: every expert is in memory
+    disk: OnDisk | None = None  # None: every expert is in memory; RAM's, behind a seating
 
     @property
     def share(self) -> float:
         """Of all experts, those that the device holds, or RAM where they lie on disk."""
         seating = self.seating
-        if self.disk is not None:
+        if self.disk is not None and seating is None:
             return self.disk.rows / self.facts.rows
         if seating is None or seating.placement == "resident":
             return 1.0
@@ -87,7 +87,7 @@ class Costs:
     @property
     def miss_rate(self) -> float:
         """Of the experts that a decode step uses, in the long run."""
-        if self.disk is not None:
+        if self.disk is not None and self.seating is None:
             return self._curve.at(self.share)
         if self.seating is None or self.seating.placement == "resident":
             return 0.0
@@ -114,10 +114,11 @@ class Costs:
             uses = max(1, round(distinct(facts.experts[layer], facts.top_k[layer], batch)))
             hits_s = uses * facts.expert_bytes[layer] / speeds.kernels
             experts_s += count * hits_s
-            if self.disk is not None:
+            if self.disk is not None and self.seating is None:
                 misses_s += count * (self._reading(layer, uses, rate, self.disk.rate) - hits_s)
             elif rate > 0:
                 misses_s += count * (self._missing(layer, uses, rate) - hits_s)
+                misses_s += count * self._behind(layer, uses)
         return StepCost(
             dense_s=dense / speeds.kernels,
             attention_s=batch * self.kv_read_bytes(context) / speeds.kernels,
@@ -147,14 +148,17 @@ class Costs:
         times: dict[Shape, tuple[float, float]] = {}
         for layer, shape in self._shapes():
             if shape not in times:
-                if self.disk is not None:
+                if self.disk is not None and self.seating is None:
                     times[shape] = self._read_chunk(layer, tokens, self.disk.rate), 0.0
                 elif resident:
                     times[shape] = self._compute(layer, tokens), 0.0
                 elif how == "stream":
                     times[shape] = self._compute(layer, tokens), self._copy(layer)
                 else:
-                    times[shape] = self._on_demand(layer, tokens), 0.0
+                    facts = self.facts
+                    routed = distinct(facts.experts[layer], facts.top_k[layer], tokens)
+                    chunk_s = self._on_demand(layer, tokens) + self._behind(layer, routed)
+                    times[shape] = chunk_s, 0.0
         return [times[shape] for _, shape in self._shapes()]
 
     def _run(self, layers: Sequence[tuple[float, float]], base_s: float) -> float:
@@ -254,6 +258,16 @@ class Costs:
         read_s = uses * rate * nbytes / disk
         hits_s = uses * (1 - rate) * nbytes / self.speeds.kernels
         return max(read_s, hits_s) + uses * rate * nbytes / self.speeds.kernels
+
+    def _behind(self, layer: int, uses: float) -> float:
+        """Reads of rows that neither the device nor the RAM behind it holds; they are taken to hold
+        different ones. Nothing hides them.
+        """
+        if self.disk is None:
+            return 0.0
+        both = min(1.0, self.share + self.disk.rows / self.facts.rows)
+        missing = uses * self._curve.at(both) if both < 1 else 0.0
+        return missing * self.facts.expert_bytes[layer] / self.disk.rate
 
     def _read_chunk(self, layer: int, tokens: int, disk: float) -> float:
         """Rows of a prompt's chunk that RAM does not hold are computed while others are read."""

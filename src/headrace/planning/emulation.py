@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from headrace.config import EmulatedConfig, EngineConfig
 from headrace.errors import CapacityError, ConfigError
-from headrace.planning.budget import MIB, mib, reserve_bytes
+from headrace.planning.budget import MIB, TIER_RESERVE, mib, reserve_bytes
 from headrace.planning.facts import ModelFacts
 from headrace.planning.machine import Accelerator, Machine
 from headrace.planning.machines import declared
@@ -33,8 +33,10 @@ def emulate(config: EngineConfig, machine: Machine, facts: ModelFacts) -> Machin
         )
     model = None if asked.machine is None else declared(asked.machine).machine
     device = model.device if model is not None else None
-    room = _room(machine, facts)
-    wanted = asked.memory or (device.memory_free if device is not None else _auto(room, facts))
+    on_disk = rows_on_disk(config, machine, facts)
+    room = _room_over_disk(config, machine, facts) if on_disk else _room(machine, facts)
+    most = room // 2 if on_disk and config.experts.ram is None else _auto(room, facts)
+    wanted = asked.memory or (device.memory_free if device is not None else most)
     if asked.memory is not None and asked.memory > room:
         raise CapacityError(
             f"emulated.memory = {asked.memory} and RAM leaves {mib(room)} to it",
@@ -55,6 +57,12 @@ def emulate(config: EngineConfig, machine: Machine, facts: ModelFacts) -> Machin
         ),
         rates=_with_link(rates, asked.link),
     )
+
+
+def rows_on_disk(config: EngineConfig, machine: Machine, facts: ModelFacts) -> bool:
+    """RAM is a cache of experts behind the device: asked for, or it does not hold them all."""
+    most = facts.total_bytes if config.device == "emulated" else facts.experts_bytes
+    return config.experts.ram is not None or most >= machine.ram_free
 
 
 def device_mark(asked: EmulatedConfig) -> str:
@@ -107,6 +115,23 @@ def _room(machine: Machine, facts: ModelFacts) -> int:
         )
     reserve = min(reserve_bytes(machine.ram_total), left // 2)
     return left - reserve + facts.total_bytes - facts.experts_bytes
+
+
+def _room_over_disk(config: EngineConfig, machine: Machine, facts: ModelFacts) -> int:
+    """The same where rows stay on disk: RAM holds the device and at least a few of them."""
+    ram = config.experts.ram
+    rows = 2 if ram is None else max(2, ram.slots(facts.slot_bytes, facts.rows))
+    left = machine.ram_free - rows * facts.slot_bytes
+    room = left - min(reserve_bytes(machine.ram_total), max(0, left) // TIER_RESERVE)
+    dense = facts.total_bytes - facts.experts_bytes
+    if room <= dense:
+        raise CapacityError(
+            f"all that is no expert needs {mib(dense)} and {mib(max(0, room))} of memory are left "
+            f"beside {rows} experts",
+            expected=f"more than {mib(dense)}",
+            fix="lower experts.ram, stop other programs or choose a smaller model",
+        )
+    return room
 
 
 def _auto(room: int, facts: ModelFacts) -> int:

@@ -6,7 +6,7 @@ The ladder, best first: all resident; hybrid with streamed prefill; hybrid witho
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from headrace.config import EngineConfig
@@ -185,6 +185,26 @@ def seat(config: EngineConfig, facts: ModelFacts, budget: MemoryBudget, split: S
         raise CapacityError(said, expected=f"at least {least} slots", fix="lower the context")
     reason = "asked for" if asked == "hybrid" else f"{fits} of {facts.rows} experts fit the device"
     return _hybrid(config, facts, fits, reason)
+
+
+def seat_over_disk(
+    config: EngineConfig, facts: ModelFacts, budget: MemoryBudget, split: Split
+) -> Seats:
+    """As `seat`; where rows lie on disk the device is a cache whatever it holds, and no prompt
+    streams.
+    """
+    found = seat(config, facts, budget, split)
+    if found.placement.value == "resident":
+        if config.experts.placement == "resident":
+            raise CapacityError(
+                "experts.placement = resident, but RAM does not hold all experts",
+                expected="room for all of them: they come from there",
+                fix="experts.placement = auto or hybrid",
+            )
+        found = replace(found, placement=Choice("hybrid", "experts come from disk"))
+    if found.staging.value == 0:
+        return found
+    return replace(found, prefill=Choice("on demand", "rows come from disk as they are wanted"))
 
 
 def _resident(facts: ModelFacts, fits: int, left: int, asked: bool) -> Seats:

@@ -29,10 +29,11 @@ from headrace.planning.placement import (
     plan_experts,
     rates_of,
     seat,
+    seat_over_disk,
     slots_choice,
 )
 from headrace.planning.profile import NOT_MEASURED, Found, fingerprint
-from headrace.planning.tier import DISK_RATE, TierPlan, plan_tier
+from headrace.planning.tier import DISK_RATE, TierPlan, plan_behind, plan_tier
 from headrace.planning.worth import chunk_tokens, worthwhile
 
 __all__ = ["Choice", "ExecutionPlan", "ExpertsPlan", "resolve"]
@@ -79,8 +80,9 @@ class ExecutionPlan:
             "kv blocks": self.kv_blocks,
             "step tokens": self.step_tokens,
             "host tier": Choice(self.overflow.blocks, self.overflow.reason),
-            **(self.experts.choices() if self.experts is not None else {}),
             **(self.tier.choices() if self.tier is not None else {}),
+            # Of a device over RAM over disk, placement and policy are the device's.
+            **(self.experts.choices() if self.experts is not None else {}),
         }
 
     def lines(self) -> list[str]:
@@ -135,7 +137,7 @@ def plan_for(
     if device.value == "cpu":
         tier, memory = _in_ram(config, machine, facts, need)
     else:
-        experts, memory, step_tokens = _on_device(config, machine, facts, found, need)
+        experts, tier, memory, step_tokens = _on_device(config, machine, facts, found, need)
         overflow = overflow_for(config, machine, facts, need)
         memory = replace(memory, host_blocks=overflow.blocks, host_states=overflow.states)
     return ExecutionPlan(
@@ -178,27 +180,18 @@ def kv_element_bytes(dtype: str) -> int:
 
 def _on_device(
     config: EngineConfig, machine: Machine, facts: ModelFacts, found: Found, cache: CacheNeed
-) -> tuple[ExpertsPlan, MemoryBudget, Choice[int]]:
-    """The experts, the device's memory and the tokens of a step."""
-    if config.experts.ram is not None:
-        raise ConfigError(
-            f"experts.ram = {config.experts.ram} with a device",
-            expected="experts.ram where the CPU computes: a device takes its rows from RAM",
-            fix="device = cpu, or leave experts.ram out",
-        )
-    if facts.experts_bytes > machine.ram_free:
-        raise CapacityError(
-            f"the experts need {mib(facts.experts_bytes)} and {mib(machine.ram_free)} of RAM "
-            "are free",
-            expected="room for all of them: RAM holds the experts, the device a part",
-            fix="choose a smaller model or a machine with more memory",
-        )
+) -> tuple[ExpertsPlan, TierPlan | None, MemoryBudget, Choice[int]]:
+    """The experts, those in RAM where it does not hold them all, the device's memory and the tokens
+    of a step.
+    """
+    tier = plan_behind(config, machine, facts, device_bytes=_device_free(config, machine))
     rates = rates_of(config, machine, facts, found)
     split = decide_split(config, rates, facts)
     steps = _step_tokens(config)
     need = DeviceNeed(cache, steps.value, config.context is not None)
     budget = device_memory(facts, _device_free(config, machine), need)
-    plan = plan_experts(config, machine, facts, rates, split, seat(config, facts, budget, split))
+    seats = (seat if tier is None else seat_over_disk)(config, facts, budget, split)
+    plan = plan_experts(config, machine, facts, rates, split, seats)
     costs = costs_of(plan, machine, facts, cache.element_bytes)
     if config.schedule.step_tokens is None and plan.prefill.value == "by chunk":
         longer, chunk = _longer_steps(costs, need, budget)
@@ -213,7 +206,7 @@ def _on_device(
         served = replace(need, step_tokens=steps.value)
         plan, budget = _worthwhile(plan, costs, budget, served, blocks)
     memory = with_experts(budget, plan.slots.value, plan.staging.value, kv_blocks=blocks)
-    return plan, memory, steps
+    return plan, tier, memory, steps
 
 
 def _device_free(config: EngineConfig, machine: Machine) -> int:
@@ -279,16 +272,16 @@ def costs_of(
 ) -> Costs:
     """Predictions for a plan; `machine` has a device unless the plan is the CPU's (None)."""
     host_flops = CORE_FLOPS * machine.physical_cores
+    disk = None if tier is None else OnDisk(tier.rows.value, machine.disk or DISK_RATE)
     if plan is None:
         host = _host_rate(machine, found)
-        disk = None if tier is None else OnDisk(tier.rows.value, machine.disk or DISK_RATE)
         return Costs(facts, Speeds(host, host_flops, host_flops), element_bytes, disk=disk)
     assert machine.device is not None
     seating = Seating(
         plan.placement.value, plan.slots.value, plan.staging.value, plan.rows, plan.quotas
     )
     speeds = Speeds(machine.device.kernels, machine.device.flops, host_flops)
-    return Costs(facts, speeds, element_bytes, seating)
+    return Costs(facts, speeds, element_bytes, seating, disk=disk)
 
 
 def _host_rate(machine: Machine, found: Found) -> float:

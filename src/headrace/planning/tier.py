@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from headrace.config import CacheSize, EngineConfig
 from headrace.errors import CapacityError
 from headrace.planning.budget import (
+    TIER_RESERVE,
     DeviceNeed,
     MemoryBudget,
     mib,
+    reserve_bytes,
     tier_memory,
     useful_blocks,
     with_experts,
 )
+from headrace.planning.emulation import rows_on_disk
 from headrace.planning.facts import ModelFacts
 from headrace.planning.machine import Machine
 from headrace.planning.placement import Choice
@@ -54,39 +57,65 @@ def plan_tier(
     budget = tier_memory(facts, machine.ram_total, machine.ram_free, need, slot_bytes_of(facts))
     most = (budget.free - budget.used) // budget.slot_bytes
     wanted = most if asked is None else asked.slots(budget.slot_bytes, facts.rows)
-    _check(asked, wanted, most, budget)
+    _check(asked, wanted, most, budget.slot_bytes, budget.explain())
+    plan = _tier(config, machine, facts, wanted, most, budget.explain())
+    blocks = useful_blocks(need.cache) if need.cache.kv_bytes is None else 0
+    return plan, with_experts(budget, plan.rows.value, plan.spare, kv_blocks=blocks)
+
+
+def plan_behind(
+    config: EngineConfig, machine: Machine, facts: ModelFacts, *, device_bytes: int
+) -> TierPlan | None:
+    """RAM between the disk and a device that holds all else; None where it holds every row and
+    nothing else was asked. Raises CapacityError where not even two rows fit.
+    """
+    if not rows_on_disk(config, machine, facts):
+        return None
+    asked, slot_bytes = config.experts.ram, slot_bytes_of(facts)
+    taken = device_bytes if config.device == "emulated" else 0  # that one is made of RAM
+    left = max(0, machine.ram_free - taken)
+    reserve = min(reserve_bytes(machine.ram_total), left // TIER_RESERVE)
+    why = f"{mib(machine.ram_free)} free - {mib(taken)} device"
+    most = (left - reserve) // slot_bytes
+    wanted = most if asked is None else asked.slots(slot_bytes, facts.rows)
+    _check(asked, wanted, most, slot_bytes, f"{why} - {mib(reserve)} reserve")
+    return _tier(config, machine, facts, wanted, most, f"{why} - {mib(reserve)} reserve")
+
+
+def _tier(
+    config: EngineConfig, machine: Machine, facts: ModelFacts, wanted: int, most: int, room: str
+) -> TierPlan:
+    """`wanted` of the `most` slots that fit; `room`: how those came about."""
+    asked, slot_bytes = config.experts.ram, slot_bytes_of(facts)
     spare = max(1, min(2 * max(facts.top_k), wanted // COMING_SHARE))
     rows = min(facts.rows, wanted - spare)
     if wanted >= facts.rows:
         rows, spare = facts.rows, max(1, min(spare, most - facts.rows))
     share = f"{100 * rows / facts.rows:.0f}% of {facts.rows} experts"
-    size = mib((rows + spare) * budget.slot_bytes)
-    why = "experts.ram" if asked is not None else budget.explain()
-    plan = TierPlan(
+    size = mib((rows + spare) * slot_bytes)
+    why = "experts.ram" if asked is not None else room
+    return TierPlan(
         Choice("disk", _reason(asked, facts, machine)),
         Choice(rows, f"{share}, {size} with the {spare} that are on their way: {why}"),
         spare,
         _policy(config),
-        budget.slot_bytes,
+        slot_bytes,
     )
-    blocks = useful_blocks(need.cache) if need.cache.kv_bytes is None else 0
-    return plan, with_experts(budget, rows, spare, kv_blocks=blocks)
 
 
-def _check(asked: CacheSize | None, wanted: int, most: int, budget: MemoryBudget) -> None:
-    least = LEAST_ROWS * budget.slot_bytes
+def _check(asked: CacheSize | None, wanted: int, most: int, slot_bytes: int, room: str) -> None:
+    least = LEAST_ROWS * slot_bytes
     if asked is not None and wanted < LEAST_ROWS:
         raise CapacityError(
-            f"experts.ram = {asked} holds {wanted} experts of {mib(budget.slot_bytes)}",
+            f"experts.ram = {asked} holds {wanted} experts of {mib(slot_bytes)}",
             expected=f"{LEAST_ROWS} experts at least ({mib(least)}) and at most {most}",
         )
     if most < LEAST_ROWS or wanted > most:
-        left = budget.free - budget.used
+        left = mib(max(0, most) * slot_bytes)
         raise CapacityError(
-            f"{wanted} experts of {mib(budget.slot_bytes)} and {mib(left)} of memory are left to "
-            f"them ({budget.explain()})"
+            f"{wanted} experts of {mib(slot_bytes)} and {left} of memory are left to them ({room})"
             if most >= LEAST_ROWS
-            else f"{mib(left)} of memory are left to experts ({budget.explain()})",
+            else f"{left} of memory are left to experts ({room})",
             expected=f"{LEAST_ROWS} experts at least ({mib(least)}) and at most {most}",
             fix="lower experts.ram, memory.kv_bytes or the context, or stop other programs",
         )

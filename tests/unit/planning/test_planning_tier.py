@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config import EngineConfig
-from headrace.errors import CapacityError, ConfigError
+from headrace.errors import CapacityError
 from headrace.planning.facts import KvNeed, ModelFacts
 from headrace.planning.machine import Machine
-from headrace.planning.resolve import costs_of, resolve
+from headrace.planning.resolve import costs_of, equip, resolve
 from headrace.planning.tier import slot_bytes_of
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -80,9 +80,38 @@ def test_what_is_refused() -> None:
         resolve(EngineConfig.of(**{"experts.ram": "16GiB"}), machine(12 * GIB), facts())
     with pytest.raises(CapacityError, match="no expert needs"):
         resolve(EngineConfig(), machine(GIB), facts())
-    emulated = EngineConfig.of(device="emulated", **{"experts.ram": "25%"})
-    with pytest.raises(ConfigError, match=r"experts\.ram"):
-        resolve(emulated, machine(24 * GIB), facts())
+    keys = {"experts.ram": "25%", "experts.placement": "resident", "emulated.memory": "22GiB"}
+    with pytest.raises(CapacityError, match=r"RAM does not hold all experts"):
+        resolve(EngineConfig.of(device="emulated", **keys), machine(31 * GIB), facts())
+
+
+@pytest.mark.parametrize("asked", [None, "25%"])
+def test_a_device_over_ram_over_disk(asked: str | None) -> None:
+    keys = {"emulated.memory": "4GiB"} | ({} if asked is None else {"experts.ram": asked})
+    here = machine((12 if asked is None else 24) * GIB)
+    plan = resolve(EngineConfig.of(device="emulated", **keys), here, facts())
+    assert plan.experts is not None
+    assert plan.tier is not None
+    assert plan.experts.prefill.value in ("on demand", "host")  # nothing streams
+    assert plan.choices()["placement"].value == plan.experts.placement.value
+    held = (plan.tier.rows.value + plan.tier.spare) * plan.tier.slot_bytes
+    assert held < here.ram_free - 4 * GIB  # of which the emulated device is made
+    if asked is not None:
+        assert plan.tier.rows.value + plan.tier.spare == 512
+    equipped = equip(EngineConfig.of(device="emulated", **keys), here, facts(), plan.device)
+
+    def seconds(tier: Any, disk: float) -> float:
+        there = replace(equipped, disk=disk)
+        costs = costs_of(plan.experts, there, facts(), 2, tier=tier)
+        assert costs.first_token(1000, 512) > 0
+        return costs.decode(1024).total_s
+
+    assert seconds(None, 1e9) < seconds(plan.tier, 1e9) < seconds(plan.tier, 1e8)
+
+
+def test_a_device_whose_ram_holds_all_has_no_tier() -> None:
+    config = EngineConfig.of(device="emulated", **{"emulated.memory": "4GiB"})
+    assert resolve(config, machine(30 * GIB), facts()).tier is None
 
 
 def test_predicted_speed() -> None:
