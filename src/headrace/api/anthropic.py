@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from headrace.api.anthropic_blocks import parse_messages, parse_system
+from headrace.api.anthropic_edits import edited, parse_edits
 from headrace.api.anthropic_tools import parse_choice, parse_tools
 from headrace.api.call import Call, StreamOptions
 from headrace.api.fields import Fields, shown
@@ -16,7 +17,6 @@ from headrace.engine.request import Sampling
 
 Thinks = Literal["enabled", "disabled", "adaptive", "between_tools"]
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
-EDITS = ("clear_thinking_20251015", "clear_tool_uses_20250919", "compact_20260112")
 # Who is served, at what price and how its cache is kept: the answer is the same.
 HARMLESS = (
     *("metadata", "service_tier", "cache_control", "inference_geo", "diagnostics", "speed"),
@@ -30,7 +30,8 @@ class Wishes:
     """What the reply must know of the request."""
 
     hide_thinking: bool = False  # signatures only
-    edits: bool = False  # the reply says which edits of the context were made: none
+    # The edits of the context that were made; None where none were asked for.
+    edits: tuple[dict[str, Any], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +81,12 @@ def _ask(body: Fields) -> tuple[ChatRequest, Wishes]:
             "messages", "the last one calls tools", expected="a user message with their results"
         )
     args = body.mapping("chat_template_kwargs") or {}
-    edits = _edits(body)
+    edits = parse_edits(body)
+    messages, applied = edited(talk.messages, edits or ())
     body.refuse("container", "nothing is run here")
     body.refuse("mcp_servers", "no server is called from here", unless=lambda v: v == [])
     ask = ChatRequest(
-        messages=(*system, *talk.messages),
+        messages=(*system, *messages),
         tools=offered.known(talk.loaded),
         tool_choice=choice,
         parallel_tool_calls=parallel,
@@ -97,7 +99,7 @@ def _ask(body: Fields) -> tuple[ChatRequest, Wishes]:
         continue_last=last.role == "assistant",
     )
     body.harmless(*HARMLESS)
-    return ask, Wishes(hidden, edits)
+    return ask, Wishes(hidden, None if edits is None else applied)
 
 
 def _stops(body: Fields) -> tuple[str, ...]:
@@ -149,16 +151,3 @@ def _format(entry: Fields | None) -> OutputFormat:
         raise entry.fault("schema", "missing", expected="a JSON schema")
     entry.harmless("name").done()
     return OutputFormat(kind="json_schema", schema=schema)
-
-
-def _edits(body: Fields) -> bool:
-    """Edits free a context that other servers charge for; here what was computed is kept."""
-    entry = body.child("context_management")
-    if entry is None:
-        return False
-    for edit in entry.children("edits") or []:
-        kind = edit.required_text("type")
-        if kind not in EDITS:
-            raise edit.fault("type", f"found {shown(kind)}", expected="one of " + ", ".join(EDITS))
-    entry.done()
-    return True

@@ -105,8 +105,8 @@ class MessageEncoder:
             "delta": {"stop_reason": reason, "stop_sequence": ended.stop_text},
             "usage": usage_json(usage),
         }
-        if self._wishes.edits:
-            data["context_management"] = {"applied_edits": []}
+        if self._wishes.edits is not None:
+            data["context_management"] = {"applied_edits": list(self._wishes.edits)}
         yield data
         yield {"type": "message_stop"}
 

@@ -226,7 +226,7 @@ def test_what_changes_nothing_is_taken():
         container=None, mcp_servers=[], context_management=edits, diagnostics={},
     )  # fmt: skip
     assert call.ask == parse().ask
-    assert call.wishes.edits
+    assert call.wishes.edits == ()
 
 
 def test_documents_of_text_are_read_and_pictures_in_results_leave_a_line():
