@@ -16,7 +16,7 @@ from headrace.api.openai_wire import (
     completion,
 )
 from headrace.api.reading import TurnEvent, Usage
-from headrace.api.sse import COMMENT, DONE, frame
+from headrace.api.sse import DONE, comment, frame
 from headrace.errors import HeadraceError
 
 Whole = Callable[[Envelope, list[Answer], Usage], Json]
@@ -43,7 +43,7 @@ class OpenAiEncoder:
         yield DONE
 
     def ping(self) -> bytes:
-        return COMMENT + frame(self._chunks.ping())
+        return comment("keep-alive") + frame(self._chunks.ping())
 
     def whole(self, events: Sequence[TurnEvent], usage: Usage) -> Json:
         answers = [Answer() for _ in range(self._envelope.choices)]

@@ -10,7 +10,7 @@ from headrace.chat.detokenizer import Detokenizer
 from headrace.chat.stops import StopScanner
 from headrace.chat.tokenizer import Tokenizer
 from headrace.chat.types import ChatEvent, TextDelta, ToolCallStart
-from headrace.engine.request import Finish, Logprob, TokenEvent
+from headrace.engine.request import Finish, Logprob, RequestId, TokenEvent
 from headrace.errors import DeviceError
 
 Reason = Literal["stop", "length", "tool_calls"]
@@ -38,6 +38,8 @@ class Reader(Protocol):
 
 
 class Tokens(Protocol):
+    @property
+    def id(self) -> RequestId: ...
     def cancel(self) -> None: ...
     def __aiter__(self) -> AsyncIterator[TokenEvent]: ...
 
@@ -115,6 +117,10 @@ class Choice:
         self._called = False
         self._ended = False
         self._cancelled = False
+
+    @property
+    def id(self) -> RequestId:
+        return self._stream.id
 
     @property
     def reasoning_tokens(self) -> int:

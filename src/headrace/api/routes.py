@@ -31,8 +31,8 @@ from headrace.api.openai_encoder import CHAT, COMPLETION
 from headrace.api.responses_routes import ResponsesApi
 from headrace.api.run import Run, refusal
 from headrace.api.served import Served
-from headrace.api.session import Session
-from headrace.api.sse import EventStream, Gone, Patience, until_gone
+from headrace.api.session import Session, Turn
+from headrace.api.sse import EventStream, Gone, Patience, comment, until_gone
 from headrace.errors import RequestError
 
 # Of a text for /tokenize: some seconds and 300 MB at the very worst; for /detokenize two seconds.
@@ -176,12 +176,12 @@ class Api:
                 raise
             unread = Envelope(model, tokenizer, call, 1, (secrets.token_hex(16),))
             encoder = dialect.encoder(unread)
-            return self._stream(refusal(encoder, error), encoder, lambda: None)
+            return self._stream(refusal(encoder, error), encoder.ping, lambda: None)
         envelope = Envelope(model, tokenizer, call, len(turn.choices), turn.handles)
         encoder = dialect.encoder(envelope)
         run = Run(turn, encoder, start, self.metrics)
         if call.stream is not None:
-            return self._stream(run.frames(), encoder, turn.close)
+            return self._stream(run.frames(), lambda: self._ping(turn, encoder), turn.close)
         try:
             reply = await until_gone(run.whole(), request.receive)
         except Gone:
@@ -190,13 +190,21 @@ class Api:
             turn.close()
         return JSONResponse(reply, headers=self._headers())
 
+    def _ping(self, turn: Turn, encoder: Encoder) -> bytes:
+        """The dialect's own; before it the place of a turn that waits, as no dialect has words."""
+        place = self.session.position(turn)
+        return (comment(f"position {place} in the queue") if place else b"") + encoder.ping()
+
     def _stream(
-        self, frames: AsyncGenerator[bytes, None], encoder: Encoder, close: Callable[[], None]
+        self,
+        frames: AsyncGenerator[bytes, None],
+        ping: Callable[[], bytes],
+        close: Callable[[], None],
     ) -> EventStream:
         return EventStream(
             frames,
             close=close,
-            ping=encoder.ping,
+            ping=ping,
             patience=self._patience,
             headers=tuple((k.encode(), v.encode()) for k, v in self._headers().items()),
         )

@@ -129,6 +129,12 @@ class Session:
         except ContextOverflow as error:
             return error.tokens
 
+    def position(self, turn: Turn) -> int | None:
+        """How many requests would run before the turn does, itself counted; None once it runs."""
+        ids = {choice.id for choice in turn.choices}
+        queue = self.client.status().get("queue", ())
+        return min((place["position"] for place in queue if place["request"] in ids), default=None)
+
     def check_open(self) -> None:
         if self._closing:
             raise Unavailable("the server is stopping", fix="try another or try again later")

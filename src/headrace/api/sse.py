@@ -18,7 +18,6 @@ from starlette.types import Receive, Scope, Send
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
-COMMENT = b": keep-alive\n\n"
 HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
@@ -39,6 +38,11 @@ def frame(value: object, *, event: str = "") -> bytes:
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     head = f"event: {event}\n" if event else ""
     return f"{head}data: {text}\n\n".encode()
+
+
+def comment(text: str) -> bytes:
+    """For whoever looks at the stream; clients leave it out."""
+    return f": {text}\n\n".encode()
 
 
 class Gone(Exception):

@@ -121,6 +121,7 @@ class ScriptedClient:
         self.running: set[RequestId] = set()
         self.cancelled: list[RequestId] = []
         self.made = 0
+        self.queue: list[dict[str, int]] = []
         self.live: Any = None  # for controls: what they ask of an engine
         self._pool = ThreadPoolExecutor(1)
 
@@ -139,6 +140,7 @@ class ScriptedClient:
         buckets = [[0.1, 1], [float("inf"), 2]]
         return {
             "running": len(self.running),
+            "queue": self.queue,
             "generated_tokens": self.made,
             "requests": {"stop": 3},
             "step_seconds": {"buckets": buckets, "sum": 0.5, "count": 2},

@@ -209,6 +209,23 @@ def test_silence_is_filled_with_signs_of_life(start):
     assert "".join(c.choices[0].delta.content or "" for c in stream) == "ok"
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat/completions", {"messages": HI}),
+        ("completions", {"prompt": "hi"}),
+        ("messages", {"messages": HI, "max_tokens": 9}),
+        ("responses", {"input": "hi"}),
+    ],
+)
+def test_a_stream_that_waits_says_its_place_in_the_queue(start, path, body):
+    server = start(script=Script("ok", wait_s=0.5), patience=Patience(ping_s=0.1))
+    server.engine.queue = [{"request": 9, "position": 1}, {"request": 1, "position": 2}]
+    sent = {"model": "m", "stream": True, **body}
+    text = httpx.post(f"{server.url}/v1/{path}", json=sent, timeout=20).text
+    assert text.count(": position 2 in the queue\n\n") >= 3
+
+
 def test_an_error_in_mid_stream_is_an_event_and_the_stream_still_ends(start):
     server = start(script=Script("par", error=DeviceError("the device caught fire", fix="run")))
     reply = httpx.post(
