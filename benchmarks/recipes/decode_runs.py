@@ -16,14 +16,13 @@ from headrace.engine.opening import open_engine
 from headrace.engine.request import Request, Sampling
 from headrace.experts.disk import FromDisk
 
-PROMPT = (5, 1009, 20011, 317)
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--runs", type=int, default=4)
+    parser.add_argument("--prompt", type=int, default=4, help="tokens")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--set", action="append", default=[], help="KEY=VALUE of the configuration")
     given = parser.parse_args()
@@ -37,7 +36,7 @@ def main() -> None:
     engine = Engine(opening.plan, built.runner, opening.limits, on_close=built.close, built=built)
     samples, status = [], []
     for i in range(given.runs):
-        samples.append(given.tokens / _decode(engine, given.tokens, i))
+        samples.append(given.tokens / _decode(engine, given.tokens, given.prompt, i))
         if isinstance(built.placement, FromDisk):
             status.append(built.placement.status())
     made = {"samples": samples, "decoding_s": sum(given.tokens / rate for rate in samples[1:])}
@@ -57,11 +56,13 @@ def main() -> None:
     sys.stdout.write(json.dumps(made) + "\n")
 
 
-def _decode(engine: Engine, tokens: int, seed: int) -> float:
-    """Seconds of so many steps behind a short prompt."""
+def _decode(engine: Engine, tokens: int, prompt_tokens: int, seed: int) -> float:
+    """Seconds of so many steps behind a prompt."""
+    prompt = tuple((7919 * i + 13) % (engine.vocab - 3) + 3 for i in range(prompt_tokens))
     sampling = Sampling(temperature=1.0, seed=seed, max_tokens=tokens + 1, ignore_eos=True)
-    engine.submit(Request(PROMPT, sampling))
-    engine.step()  # the prompt
+    engine.submit(Request(prompt, sampling))
+    while not any(event.token is not None for event in engine.step()):
+        pass  # the prompt
     began = time.perf_counter()
     while not engine.idle:
         engine.step()

@@ -117,6 +117,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.5, help="limit, of the experts' bytes")
     parser.add_argument("--limit", type=int, help="in bytes, instead")
     parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--prompt", type=int, default=4, help="tokens, of Headrace alone")
     parser.add_argument("--llama-tokens", type=int, default=8, help="for it takes seconds each")
     parser.add_argument("--rounds", type=int, default=2, help="of both engines in turn")
     parser.add_argument("--repeats", type=int, default=3, help="runs that count in each round")
@@ -138,7 +139,8 @@ def main() -> None:
 def compare(given: argparse.Namespace, file: Path, limit: int) -> dict[str, object]:
     """Both sides in turn."""
     own = [sys.executable, Path(__file__).with_name("decode_runs.py"), file]
-    own += ["--tokens", given.tokens, "--runs", given.repeats + WARM, "--threads", given.threads]
+    own += ["--tokens", given.tokens, "--runs", given.repeats + WARM]
+    own += ["--threads", given.threads, "--prompt", given.prompt]
     own += [word for pair in given.set for word in ("--set", pair)]
     theirs = [given.llama_bench, "-m", file, "-p", 0, "-n", given.llama_tokens, "-t", given.threads]
     theirs += ["-r", given.repeats + WARM, "-lm", "mmap", "--repack", 0, "-o", "json"]
