@@ -58,7 +58,10 @@ def test_what_was_measured_is_used_and_told_when_an_engine_starts(
     facts = open_model(folder).facts
     (kind,) = layer_kinds(facts)
     row = told["rows"][kind]
-    assert row["link"] > 0
+    # The line goes through the mean of what was timed (1, 2, 4 and 8 rows), and copies may be late
+    # on a busy machine but never early.
+    mean_bytes = row["row_bytes"] * (1 + 2 + 4 + 8) / 4
+    assert row["fill_s"] + mean_bytes / row["link"] >= 0.99 * mean_bytes / 1e9
     assert 0 < row["host_shared"] <= row["host"]
     assert [len(q) for q in row["q"].values()] == [8] * 3
 
