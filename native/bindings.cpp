@@ -179,6 +179,8 @@ NB_MODULE(_native, m) {
     bind_tape(m, pool);
     m.def("measure_read_bandwidth", &headrace::measure_read_bandwidth, Released(), "pool"_a,
           "nbytes"_a, "seconds"_a);
+    m.def("measure_product_rate", &headrace::measure_product_rate, Released(), "pool"_a, "format"_a,
+          "columns"_a, "seconds"_a);
     bind_mixers(m, pool);
     bind_gates(pool);
     bind_io(m);

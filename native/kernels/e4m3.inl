@@ -76,21 +76,58 @@ HEADRACE_INLINE void e4m3_products(const std::byte* q, const WideRow (&x)[T], in
     __m256 sum[T][2];
     for (int t = 0; t < T; ++t) sum[t][0] = sum[t][1] = _mm256_setzero_ps();
     int k = from;
-    if (n == 128) {
-        ask_ahead<128>(q + from);
-        unrolled<4>([&](auto) {
-            e4m3_step<T>(load32(q + k), x, k, sum, nans);
-            k += 32;
-        });
-    } else {
-        for (; k + 32 <= from + n; k += 32) e4m3_step<T>(load32(q + k), x, k, sum, nans);
-        if (k < from + n) {
-            std::byte rest[32] = {};
-            std::memcpy(rest, q + k, static_cast<std::size_t>(from + n - k));
-            e4m3_step<T>(load32(rest), x, k, sum, nans);
-        }
+    for (; k + 32 <= from + n; k += 32) e4m3_step<T>(load32(q + k), x, k, sum, nans);
+    if (k < from + n) {
+        std::byte rest[32] = {};
+        std::memcpy(rest, q + k, static_cast<std::size_t>(from + n - k));
+        e4m3_step<T>(load32(rest), x, k, sum, nans);
     }
     for (int t = 0; t < T; ++t) part[t] = _mm256_add_ps(sum[t][0], sum[t][1]);
+}
+
+// E8M0 times 2^60, where that is a number.
+struct WideScales {
+    float of[256];
+};
+inline constexpr WideScales kWideE8M0 = [] {
+    WideScales table{};
+    table.of[0] = 0x1p-67f;
+    for (int i = 1; i < 255; ++i) table.of[i] = i < 195 ? 2.0f * table.of[i - 1] : 0x1p127f;
+    table.of[255] = std::bit_cast<float>(0x7fc00000u);
+    return table;
+}();
+
+template <bool kMX>
+HEADRACE_INLINE __m256 wide_scale(const std::byte* scales, int g) {
+    if constexpr (kMX) return _mm256_broadcast_ss(&kWideE8M0.of[byte_at(scales, g)]);
+    return _mm256_mul_ps(_mm256_set1_ps(load_as<float>(scales + 4 * g)), _mm256_set1_ps(0x1p60f));
+}
+
+// The whole strides of a row, of groups of 32 or of whole strides; where they end.
+template <bool kMX, bool kShort, int T>
+HEADRACE_INLINE int e4m3_strides(const std::byte* scales, const std::byte* q, int group,
+                                 int columns, const WideRow (&x)[T], __m256 (&sum)[T],
+                                 E4M3Nans& nans) {
+    int from = 0;
+    for (; from + 128 <= columns; from += 128) {
+        ask_ahead<128>(q + from);
+        __m256 part[T], two[T][2];
+        for (int t = 0; t < T; ++t) two[t][0] = two[t][1] = _mm256_setzero_ps();
+        unrolled<4>([&](auto i) {
+            const int k = from + i * 32;
+            e4m3_step<T>(load32(q + k), x, k, two, nans);
+            if (!kShort && i < 3) return;
+            const __m256 scale = wide_scale<kMX>(scales, k / group);
+            for (int t = 0; t < T; ++t) {
+                const __m256 both = _mm256_add_ps(two[t][0], two[t][1]);
+                part[t] = !kShort || i == 0 ? _mm256_mul_ps(both, scale)
+                                            : _mm256_fmadd_ps(both, scale, part[t]);
+                two[t][0] = two[t][1] = _mm256_setzero_ps();
+            }
+        });
+        for (int t = 0; t < T; ++t) sum[t] = _mm256_add_ps(sum[t], part[t]);
+    }
+    return from;
 }
 
 // One row: its codes, and where its scales are. kMX: E8M0, else float32.
@@ -100,13 +137,17 @@ inline void e4m3_row(const Dot& d, const std::byte* scales, const std::byte* q, 
     __m256 sum[T], part[T];
     for (int t = 0; t < T; ++t) sum[t] = _mm256_setzero_ps();
     E4M3Nans nans;
-    for (int g = 0, from = 0; from < d.columns; ++g) {
-        const float scale = kMX ? float_from_e8m0(scales[g]) : load_as<float>(scales + 4 * g);
-        const __m256 wide = _mm256_mul_ps(_mm256_set1_ps(scale), _mm256_set1_ps(0x1p60f));
+    int from = 0;
+    if (kMX && group == 32)
+        from = e4m3_strides<kMX, true>(scales, q, 32, d.columns, x, sum, nans);
+    else if (group % 128 == 0 || group == d.columns)
+        from = e4m3_strides<kMX, false>(scales, q, group, d.columns, x, sum, nans);
+    for (int g = from / group; from < d.columns; ++g) {
+        const __m256 scale = wide_scale<kMX>(scales, g);
         const int end = std::min(from + group, d.columns);
         for (; from < end; from += 128) {
             e4m3_products<T>(q, x, from, std::min(128, end - from), part, nans);
-            for (int t = 0; t < T; ++t) sum[t] = _mm256_fmadd_ps(part[t], wide, sum[t]);
+            for (int t = 0; t < T; ++t) sum[t] = _mm256_fmadd_ps(part[t], scale, sum[t]);
         }
         from = end;
     }

@@ -504,6 +504,10 @@ class HostService:
     def close(self) -> None:
         """Finishes what was rung for. Calling it twice is harmless."""
 
+def measure_product_rate(pool: Pool, format: int, columns: int, seconds: float) -> float:
+    """Bytes/s of weights that all workers multiply with one token where every worker's rows lie in
+    its second-level cache; the median of passes. ValueError where the format has no such rows."""
+
 def measure_read_bandwidth(pool: Pool, nbytes: int, seconds: float) -> float:
     """Bytes/s that all workers of the pool reach when they only read (plain sums over huge pages);
     the median of passes."""

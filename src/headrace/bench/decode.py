@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from headrace.bench.checkpoint import Progress, Shape
+from headrace.bench.quantised import ensure_quantised
 from headrace.bench.report import fingerprint, peak_rss_bytes, spread
+from headrace.bench.roofline import Roofline, step_bytes
 from headrace.bench.runs import Bench, opened
 
 PROMPT_TOKENS = 16
@@ -18,26 +20,33 @@ def run(
     *,
     model: Path | None,
     shape: Shape,
+    kind: str | None = None,
     tokens: int,
     repeats: int,
     threads: int | None,
     home: Path,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Tokens/s, bytes/s and their ratio to the read bandwidth; each figure with its spread.
+    """Tokens/s, bytes/s and their ratio to the read bandwidth, and to the roofline: the lower of
+    bandwidth and what the kernels reach in cache; each figure with its spread.
 
+    `kind`: the number format of a random checkpoint, plain floats of the shape's dtype where None.
     A step must read every dense weight, the output head, the chosen experts' rows and the KV so
     far; of the embedding only a row.
     """
+    if model is None and kind is not None:
+        model = ensure_quantised(home / "bench", shape, kind, progress)
     with opened(
         model=model, shape=shape, home=home, threads=threads, step_tokens=512, progress=progress
     ) as bench:
         _decode(bench, 4, probe=False)  # the first touch of code and caches
         peak = peak_rss_bytes()
+        roofline = Roofline(step_bytes(bench.source), bench.facts.hidden)
         walls, outside, means, bandwidths = [], [], [], []
         for i in range(repeats):
             progress(i, repeats, "decoding")
             bench.bandwidths.clear()
+            roofline.measure(bench.device.pool)
             wall, other, mean = _decode(bench, tokens)
             walls.append(wall)
             outside.append(other)
@@ -46,19 +55,14 @@ def run(
         facts = bench.facts
         element = 4 if bench.engine.plan.exact else 2
         context = PROMPT_TOKENS + tokens // 2
-        read = facts.decode_bytes + context * facts.kv_bytes_per_token(element)
-        rates = [read / wall for wall in walls]
+        cached = context * facts.kv_bytes_per_token(element)
+        read = facts.decode_bytes + cached
         return {
             "bench": "decode",
             "model": str(model.name) if model else shape.name(),
             "tokens_per_s": spread([1 / wall for wall in walls]),
             "mean_tokens_per_s": spread([1 / mean for mean in means]),
-            "step_bytes": read,
-            "bytes_per_s": spread(rates),
-            "read_bandwidth": spread(bandwidths),
-            "share_of_bandwidth": spread(
-                [rate / bandwidth for rate, bandwidth in zip(rates, bandwidths, strict=True)]
-            ),
+            **_against_limits(walls, bandwidths, roofline, read, cached),
             "step_ms": spread([1e3 * wall for wall in walls]),
             "outside_kernels_ms": spread([1e3 * other for other in outside]),
             "weight_bytes": facts.total_bytes,
@@ -67,6 +71,23 @@ def run(
             "repeats": repeats,
             "machine": fingerprint(threads=bench.device.pool.threads, isa=bench.device.pool.isa),
         }
+
+
+def _against_limits(
+    walls: list[float], bandwidths: list[float], roofline: Roofline, read: int, cached: int
+) -> dict[str, Any]:
+    """`read`: bytes of a step, of which `cached` are keys and values."""
+    pairs = list(zip(walls, bandwidths, strict=True))
+    return {
+        "step_bytes": read,
+        "bytes_per_s": spread([read / wall for wall in walls]),
+        "read_bandwidth": spread(bandwidths),
+        "share_of_bandwidth": spread([read / wall / bandwidth for wall, bandwidth in pairs]),
+        "share_of_roofline": spread(
+            [roofline.seconds(bandwidth, cached) / wall for wall, bandwidth in pairs]
+        ),
+        "formats": roofline.report(),
+    }
 
 
 def _decode(bench: Bench, tokens: int, *, probe: bool = True) -> tuple[float, float, float]:

@@ -17,6 +17,7 @@ from headrace.engine.build import start_device
 from headrace.engine.engine import Engine
 from headrace.engine.opening import open_engine
 from headrace.engine.request import Request, Sampling
+from headrace.models.source import ModelSource
 from headrace.planning.facts import ModelFacts
 
 # Far beyond any last-level cache that a core can fill alone, small beside the weights.
@@ -30,13 +31,17 @@ class Bench:
 
     engine: Engine
     device: CpuDevice
-    facts: ModelFacts
+    source: ModelSource
     bandwidths: list[float] = field(default_factory=list)  # bytes/s, as measured so far
 
     def measure_bandwidth(self, seconds: float = BANDWIDTH_SECONDS) -> None:
         self.bandwidths.append(
             _native.measure_read_bandwidth(self.device.pool, BANDWIDTH_BYTES, seconds)
         )
+
+    @property
+    def facts(self) -> ModelFacts:
+        return self.source.facts
 
     @property
     def bandwidth(self) -> float:
@@ -84,6 +89,6 @@ def opened(
         opening, lambda done, total: progress(done, total, "reading weights"), device=device
     )
     try:
-        yield Bench(engine, device, opening.source.facts)
+        yield Bench(engine, device, opening.source)
     finally:
         engine.close()

@@ -48,19 +48,23 @@ def decode(
     top_k: TopK = 8,
     layers: Layers = 4,
     dtype: Dtype = "bfloat16",
+    kind: Annotated[
+        str | None,
+        typer.Option("--format", help="Q4_K, MXFP4, FP8, ...", rich_help_panel=SHAPE),
+    ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens decoded in a run.")] = 64,
     repeats: Repeats = 5,
     threads: Threads = None,
     as_json: options.Json = False,
     out: Out = None,
 ) -> None:
-    """Tokens per second of one stream, against the memory bandwidth measured in the same run."""
+    """Tokens per second of one stream, against what memory and cores reach in the same run."""
     from headrace.bench.checkpoint import Shape  # noqa: PLC0415 start-up time
     from headrace.bench.decode import run as measure  # noqa: PLC0415 start-up time
 
     shape = Shape(hidden, width, experts, top_k, layers, dtype=dtype)
     run = Run(model, tokens, repeats, threads)
-    _report(measure, run, shape, as_json=as_json, out=out)
+    _report(partial(measure, kind=kind), run, shape, as_json=as_json, out=out)
 
 
 @app.command("prefill")

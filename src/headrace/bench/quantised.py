@@ -1,0 +1,257 @@
+"""Random quantised checkpoints of true shapes: published safetensors layouts, or a GGUF file.
+
+Codes are random bits under scales that keep values near 0.02; nothing is quantised.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.bench.checkpoint import Progress, Shape
+from headrace.errors import CapacityError, ConfigError
+from headrace.formats.format import GGML, Format
+
+Words = NDArray[Any]
+Part = tuple[str, str, tuple[int, ...], Callable[[np.random.Generator], Words]]
+
+
+def _bits(shape: tuple[int, ...], mask: int = 0xFF) -> Callable[[np.random.Generator], Words]:
+    """Random bytes of which only the bits of `mask` are set."""
+
+    def make(rng: np.random.Generator) -> Words:
+        count = prod(shape)
+        words = rng.integers(0, 1 << 64, size=-(-count // 8), dtype=np.uint64)
+        return words.view(np.uint8)[:count] & np.uint8(mask)
+
+    return make
+
+
+def _filled(shape: tuple[int, ...], value: float, dtype: str) -> Callable[..., Words]:
+    return lambda rng: np.full(shape, value, dtype)
+
+
+def _fp8(n: int, k: int) -> Iterator[Part]:
+    blocks = (-(-n // 128), -(-k // 128))
+    yield "weight", "F8_E4M3", (n, k), _bits((n, k), 0xBF)  # below 2: no code is no number
+    yield "weight_scale_inv", "F32", blocks, _filled(blocks, 0.03, "f4")
+
+
+def _fp8_row(n: int, k: int) -> Iterator[Part]:
+    yield "weight", "F8_E4M3", (n, k), _bits((n, k), 0xBF)
+    yield "weight_scale", "F32", (n, 1), _filled((n, 1), 0.03, "f4")
+
+
+def _mxfp4(n: int, k: int) -> Iterator[Part]:
+    yield "weight_packed", "U8", (n, k // 2), _bits((n, k // 2))
+    yield "weight_scale", "U8", (n, k // 32), _filled((n, k // 32), 120, "u1")
+
+
+def _nvfp4(n: int, k: int) -> Iterator[Part]:
+    yield "weight", "U8", (n, k // 2), _bits((n, k // 2))
+    yield "weight_scale", "F8_E4M3", (n, k // 16), _filled((n, k // 16), 0x3A, "u1")
+    yield "weight_scale_2", "F32", (), _filled((), 2.0**-7, "f4")
+
+
+def _int4(n: int, k: int) -> Iterator[Part]:
+    yield "weight_packed", "I32", (n, k // 8), _bits((n, k // 2))
+    yield "weight_scale", "BF16", (n, k // 128), _filled((n, k // 128), 0x3B80, "u2")
+    yield "weight_shape", "I64", (2,), lambda rng: np.array([n, k], "i8")
+
+
+_COMPRESSED = {"quant_method": "compressed-tensors"}
+LAYOUTS: dict[str, tuple[Callable[[int, int], Iterator[Part]], dict[str, Any]]] = {
+    "FP8": (_fp8, {"quant_method": "fp8", "weight_block_size": [128, 128]}),
+    "FP8-ROW": (_fp8_row, _COMPRESSED | {"format": "float-quantized"}),
+    "MXFP4": (_mxfp4, _COMPRESSED | {"format": "mxfp4-pack-quantized"}),
+    "NVFP4": (_nvfp4, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+    "INT4": (_int4, _COMPRESSED | {"format": "pack-quantized"}),
+}
+# Where the float16 scales of a block lie, in bytes, and what they are.
+_SCALES = {
+    "Q4_0": ((0,), 0.004), "Q5_0": ((0,), 0.002), "Q8_0": ((0,), 0.0003),
+    "Q2_K": ((80, 82), 0.002), "Q3_K": ((108,), 0.0005), "Q4_K": ((0, 2), 0.0002),
+    "Q5_K": ((0, 2), 0.0001), "Q6_K": ((208,), 0.00002), "IQ4_NL": ((0,), 0.0003),
+    "IQ4_XS": ((0,), 0.00002),
+}  # fmt: skip
+FILES = {form.tag: form for form in GGML if form.tag in _SCALES}
+
+
+def ensure_quantised(home: Path, shape: Shape, kind: str, progress: Progress) -> Path:
+    """The checkpoint of this shape in `kind`, written under `home` unless it is already there.
+
+    Raises ConfigError for a kind that none of LAYOUTS and FILES names, CapacityError where the
+    disk has no room.
+    """
+    if kind not in LAYOUTS and kind not in FILES:
+        known = ", ".join([*LAYOUTS, *FILES])
+        raise ConfigError(f"format {kind!r}", expected=f"one of {known}")
+    folder = home / f"{shape.name()}-{kind.lower()}"
+    stamp, wanted = folder / "shape.json", json.dumps(asdict(shape), sort_keys=True)
+    path = folder / f"{folder.name}.gguf" if kind in FILES else folder
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    free, need = shutil.disk_usage(folder).free, shape.nbytes() + (1 << 30)
+    if free < need:
+        raise CapacityError(
+            f"{free / 1e9:.1f} GB free at {folder}",
+            expected=f"{need / 1e9:.1f} GB for a checkpoint of this shape",
+            fix="free some disk space or choose fewer --layers",
+        )
+    if kind in FILES:
+        _write_gguf(path, shape, FILES[kind], progress)
+    else:
+        layout, told = LAYOUTS[kind]
+        _write_safetensors(folder / "model.safetensors", shape, layout, progress)
+        config = shape.config() | {"quantization_config": told}
+        (folder / "config.json").write_text(json.dumps(config, indent=1))
+    stamp.write_text(wanted)
+    return path
+
+
+def _write_safetensors(
+    file: Path, shape: Shape, layout: Callable[[int, int], Iterator[Part]], progress: Progress
+) -> None:
+    """Projections in the layout, all else in BF16."""
+    header: dict[str, Any] = {}
+    makers: list[Callable[[np.random.Generator], Words]] = []
+    end = 0
+    for name, dims in shape.tensors():
+        stem, projected = name.removesuffix("weight"), name.endswith("_proj.weight")
+        parts = layout(*dims) if projected else _plain(name, dims)
+        for suffix, tag, size, make in parts:
+            begin, end = end, end + prod(size) * _ITEM[tag]
+            header[stem + suffix] = {"dtype": tag, "shape": size, "data_offsets": [begin, end]}
+            makers.append(make)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    rng = np.random.Generator(np.random.SFC64(0))
+    with file.open("wb") as out:
+        out.write(len(text).to_bytes(8, "little") + text)
+        done = 0
+        for make in makers:
+            done += out.write(np.ascontiguousarray(make(rng)).tobytes())
+            progress(done, end, "writing a random checkpoint")
+
+
+_ITEM = {"F8_E4M3": 1, "U8": 1, "BF16": 2, "F32": 4, "I32": 4, "I64": 8}
+
+
+def _plain(name: str, dims: tuple[int, ...]) -> Iterator[Part]:
+    def make(rng: np.random.Generator) -> Words:
+        if "norm" in name:
+            return np.full(dims, 0x3F80, "u2")
+        words = rng.integers(0, 1 << 16, size=dims, dtype=np.uint16)
+        return (words & np.uint16(0x80FF)) | np.uint16(0x3C00)
+
+    yield "weight", "BF16", dims, make
+
+
+def _gguf_tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    up, down = (shape.width, shape.hidden), (shape.hidden, shape.width)
+    yield "token_embd.weight", (shape.vocab, shape.hidden)
+    for i in range(shape.layers):
+        at = f"blk.{i}."
+        yield at + "attn_norm.weight", (shape.hidden,)
+        yield at + "attn_q.weight", (q, shape.hidden)
+        yield at + "attn_k.weight", (kv, shape.hidden)
+        yield at + "attn_v.weight", (kv, shape.hidden)
+        yield at + "attn_output.weight", (shape.hidden, q)
+        yield at + "attn_q_norm.weight", (shape.head_dim,)
+        yield at + "attn_k_norm.weight", (shape.head_dim,)
+        yield at + "ffn_norm.weight", (shape.hidden,)
+        yield at + "ffn_gate_inp.weight", (shape.experts, shape.hidden)
+        yield at + "ffn_gate_exps.weight", (shape.experts, *up)
+        yield at + "ffn_up_exps.weight", (shape.experts, *up)
+        yield at + "ffn_down_exps.weight", (shape.experts, *down)
+    yield "output_norm.weight", (shape.hidden,)
+    yield "output.weight", (shape.vocab, shape.hidden)
+
+
+# ggml's numbers of the types.
+_TYPES = {
+    "Q4_0": 2, "Q5_0": 6, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14,
+    "IQ4_NL": 20, "IQ4_XS": 23,
+}  # fmt: skip
+_ALIGNED = 32
+
+
+def _text(value: str) -> bytes:
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+def _metadata(shape: Shape) -> list[bytes]:
+    counts = {
+        "context_length": 32768,
+        "embedding_length": shape.hidden,
+        "block_count": shape.layers,
+        "feed_forward_length": shape.width,
+        "attention.head_count": shape.heads,
+        "attention.head_count_kv": shape.kv_heads,
+        "attention.key_length": shape.head_dim,
+        "attention.value_length": shape.head_dim,
+        "expert_count": shape.experts,
+        "expert_used_count": shape.top_k,
+        "expert_feed_forward_length": shape.width,
+        "rope.dimension_count": shape.head_dim,
+    }
+    numbers = {"attention.layer_norm_rms_epsilon": 1e-6, "rope.freq_base": 1e6}
+    out = [_text("general.architecture") + struct.pack("<I", 8) + _text("qwen3moe")]
+    out += [_text(f"qwen3moe.{k}") + struct.pack("<II", 4, v) for k, v in counts.items()]
+    out += [_text(f"qwen3moe.{k}") + struct.pack("<If", 6, v) for k, v in numbers.items()]
+    out += [
+        _text(f"tokenizer.ggml.{k}_token_id") + struct.pack("<II", 4, v)
+        for k, v in {"bos": 1, "eos": 2}.items()
+    ]
+    return out
+
+
+def _write_gguf(file: Path, shape: Shape, form: Format, progress: Progress) -> None:
+    """Matrices in the format, router and norms in float32."""
+    infos, offset = b"", 0
+    tensors = []
+    for name, dims in _gguf_tensors(shape):
+        packed = len(dims) > 1 and "ffn_gate_inp" not in name
+        nbytes = prod(dims[:-1]) * form.tile_nbytes(dims[-1]) if packed else 4 * prod(dims)
+        kind = _TYPES[form.tag] if packed else 0
+        infos += _text(name) + struct.pack("<I", len(dims))
+        infos += struct.pack(f"<{len(dims)}Q", *reversed(dims)) + struct.pack("<IQ", kind, offset)
+        tensors.append((name, dims, nbytes, packed))
+        offset += -(-nbytes // _ALIGNED) * _ALIGNED
+    pairs = _metadata(shape)
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(pairs)) + b"".join(pairs) + infos
+    rng = np.random.Generator(np.random.SFC64(0))
+    with file.open("wb") as out:
+        out.write(head + bytes(-len(head) % _ALIGNED))
+        done = 0
+        for name, dims, nbytes, packed in tensors:
+            if packed:
+                _write_blocks(out, rng, nbytes, form)
+            else:
+                values = np.ones(dims) if "norm" in name else 0.02 * rng.standard_normal(dims)
+                out.write(values.astype("<f4").tobytes())
+            out.write(bytes(-nbytes % _ALIGNED))
+            done += nbytes
+            progress(done, offset, "writing a random checkpoint")
+
+
+def _write_blocks(out: BinaryIO, rng: np.random.Generator, nbytes: int, form: Format) -> None:
+    places, scale = _SCALES[form.tag]
+    half = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
+    step = form.group_bytes * (1 << 18)  # blocks that are made at once
+    for at in range(0, nbytes, step):
+        raw = _bits((min(step, nbytes - at),))(rng).reshape(-1, form.group_bytes)
+        for place in places:
+            raw[:, place : place + 2] = half
+        out.write(raw.tobytes())

@@ -1,0 +1,45 @@
+"""Random quantised checkpoints open as what they are called; the roofline is arithmetic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.bench.checkpoint import Shape
+from headrace.bench.quantised import FILES, LAYOUTS, ensure_quantised
+from headrace.bench.roofline import Roofline, step_bytes
+from headrace.errors import ConfigError
+from headrace.formats.format import BFLOAT16, BY_TAG
+from headrace.models.source import open_model
+
+SHAPE = Shape(256, 256, 4, 2, 2, 4, 2, 64, 500)
+
+
+def quiet(done: int, total: int, what: str) -> None:
+    assert 0 <= done <= total
+
+
+@pytest.mark.parametrize("kind", [*LAYOUTS, *FILES])
+def test_a_step_reads_mostly_the_format_that_was_asked_for(kind: str, tmp_path: Path) -> None:
+    path = ensure_quantised(tmp_path, SHAPE, kind, quiet)
+    assert ensure_quantised(tmp_path, SHAPE, kind, pytest.fail) == path
+    source = open_model(path)
+    read = step_bytes(source)
+    prevailing = read.most_common(1)[0][0]
+    assert prevailing.name == kind.lower()
+    # Half of the experts' codes and scales, all of attention's.
+    assert abs(sum(read.values()) - source.facts.decode_bytes) < 0.04 * source.facts.decode_bytes
+
+
+def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Q9_X"):
+        ensure_quantised(tmp_path, SHAPE, "Q9_X", quiet)
+
+
+def test_each_format_is_bound_by_the_lower_rate() -> None:
+    roofline = Roofline({BFLOAT16: 1000, BY_TAG["Q4_K"]: 600}, 256)
+    roofline.rates = {"bfloat16": [900.0, 1000.0, 1100.0], "q4_k": [50.0]}
+    assert roofline.seconds(200.0, 400) == 400 / 200 + 1000 / 200 + 600 / 50
+    assert roofline.seconds(40.0) == 1600 / 40
+    assert Roofline({BFLOAT16: 1000}, 256).seconds(10.0) == 100.0
