@@ -16,7 +16,7 @@ from headrace.cli.environment import start_logging
 
 SHAPE = "Shape of a random checkpoint, where no model is given"
 
-app = typer.Typer(help="Measure decoding, prompts, reading, and sessions of agents.", no_args_is_help=True)
+app = typer.Typer(help="Measure decoding, prompts, reading, sessions.", no_args_is_help=True)
 
 ModelFolder = Annotated[
     str | None, typer.Option("--model", help="A model folder or `demo`; else a random checkpoint.")
