@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -186,9 +187,9 @@ class Tally:
     computed: list[int] = field(default_factory=list)
 
 
-def play(
-    engines: dict[str, Engine], shape: str, seed: int, args: argparse.Namespace
-) -> dict[str, Tally]:
+def play(folder: Path, shape: str, seed: int, args: argparse.Namespace) -> dict[str, Tally]:
+    """One session with both engines, begun anew."""
+    engines = {name: load(folder, kind) for name, kind in KINDS.items()}
     tallies = {name: Tally() for name in (*engines, "fewest")}
     past: list[Words] = []
     for number, ask in enumerate(session(shape, seed, args)):
@@ -202,12 +203,14 @@ def play(
                 tallies[name].computed.append(computed)
         if number:
             tallies["fewest"].computed.append(len(ask.prompt) - best)
+    for engine in engines.values():
+        engine.close()
     return tallies
 
 
-def figures(runs: list[dict[str, Tally]]) -> dict[str, object]:
+def figures(runs: list[dict[str, Tally]]) -> dict[str, Any]:
     """Medians over runs of the worst and the mean request; ratios of these medians."""
-    made: dict[str, object] = {}
+    made: dict[str, Any] = {}
     for name in KINDS:
         tallies = [run[name] for run in runs]
         made[name] = {
@@ -244,24 +247,21 @@ def main() -> None:
         "settings": {k: v for k, v in vars(args).items() if k != "out"},
         "model": MODEL,
     }
-    shapes: dict[str, object] = {}
+    shapes: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         checkpoint(Path(folder))
-        engines = {name: load(Path(folder), kind) for name, kind in KINDS.items()}
         for number, shape in enumerate(SHAPES):
-            # The tokens of a run are new to both.
-            runs = [play(engines, shape, 1000 * number + run, args) for run in range(args.runs)]
-            shapes[shape] = figures(runs)
-            sys.stdout.write(_line(shape, shapes[shape]))
+            seeds = range(1000 * number, 1000 * number + args.runs)
+            runs = [play(Path(folder), shape, seed, args) for seed in seeds]
+            made = shapes[shape] = figures(runs)
+            sys.stdout.write(_line(shape, made))
             sys.stdout.flush()
-        for engine in engines.values():
-            engine.close()
     result["shapes"] = shapes
     if args.out is not None:
         write(args.out, result)
 
 
-def _line(shape: str, made: dict) -> str:
+def _line(shape: str, made: dict[str, Any]) -> str:
     cells = [f"{shape:20}"]
     for name in KINDS:
         worst, mean = (made[name][what]["median"] for what in ("worst_s", "mean_s"))
