@@ -14,6 +14,9 @@
 
 // The kernels need what is above, and the last one all the others.
 #include "kernels/dot.inl"
+
+#include "kernels/blocks.inl"
+
 #include "kernels/elementwise.inl"
 #include "kernels/gates.inl"
 #include "kernels/mixers.inl"
@@ -29,6 +32,10 @@
 #include "kernels/fixed_nibbles.inl"
 
 #include "kernels/fixed_blocks.inl"
+
+// Many tokens with them.
+#include "kernels/codes.inl"
+#include "kernels/fixed_panels.inl"
 
 #include "kernels/e4m3.inl"
 #endif

@@ -1,7 +1,7 @@
 // Products of weight rows with activation rows, over any policy P that says how both are loaded.
 //
 // Every (row, token) pair has one vector accumulator that walks k in ascending steps and is
-// reduced once at the end. Both paths keep that order, so they give the same bits.
+// reduced once at the end. All paths keep that order, so they give the same bits.
 
 namespace headrace::HEADRACE_ISA {
 
@@ -13,9 +13,8 @@ inline constexpr int kTileRows = 4, kTileTokens = 2;
 #else
 inline constexpr int kTileRows = 6, kTileTokens = 4;  // 32 registers
 #endif
-inline constexpr int kStreamRows = 4;       // rows read at once when tokens are few
-inline constexpr int kBlockColumns = 1024;  // columns for which a tile's sums stay in registers
-inline constexpr int kBlockTokens = 48;     // tokens whose sums wait in L2
+inline constexpr int kStreamRows = 4;                  // rows read at once when tokens are few
+inline constexpr int kBlockTokens = 48;                // tokens whose sums wait in L2
 inline constexpr std::size_t kTileNbytes = 256 << 10;  // converted weights of one piece: half of L2
 
 struct FloatRows {
@@ -39,7 +38,6 @@ struct Widened {
     using W = F32;
     using X = F32;
     static constexpr int kStep = F32::N;
-    static constexpr bool kConvert = !std::is_same_v<Weight, float>;
 
     static W weight(const Weight* p) { return Rows::load(p); }
     static W weight_partial(const Weight* p, int n) {
@@ -137,112 +135,14 @@ inline void stream_any(const Dot& d) {
     if constexpr (T > 1) stream_any<P, T - 1>(d);
 }
 
-struct Block {
-    std::size_t stride;  // in weights
-    const std::byte* const* x;
-    int from, to;  // columns
-    float* sums;   // [row, token of the block] of one vector each
-    int tokens;
-};
-
-template <class P, int R, int T>
-inline void block_tile(const typename P::Weight* w, const Block& b, int row, int token) {
-    F32 sum[R][T];
-    for (int r = 0; r < R; ++r)
-        for (int t = 0; t < T; ++t)
-            sum[r][t] = F32::load(b.sums + ((row + r) * b.tokens + token + t) * F32::N);
-    tile<P, R, T>(w + static_cast<std::size_t>(row) * b.stride, b.stride, b.x + token, b.from, b.to,
-                  sum);
-    for (int r = 0; r < R; ++r)
-        for (int t = 0; t < T; ++t)
-            sum[r][t].store(b.sums + ((row + r) * b.tokens + token + t) * F32::N);
-}
-
-template <class P, int R, int T>
-inline void block_tokens(const typename P::Weight* w, const Block& b, int row, int token) {
-    for (; token + T <= b.tokens; token += T) block_tile<P, R, T>(w, b, row, token);
-    if constexpr (T > 1) {
-        if (token < b.tokens) block_tokens<P, R, T - 1>(w, b, row, token);
-    }
-}
-
-template <class P>
-inline void block_rows(const typename P::Weight* w, const Block& b, int rows) {
-    int row = 0;
-    for (; row + kTileRows <= rows; row += kTileRows)
-        block_tokens<P, kTileRows, kTileTokens>(w, b, row, 0);
-    for (; row < rows; ++row) block_tokens<P, 1, kTileTokens>(w, b, row, 0);
-}
-
-// Many tokens: rows are in cache (converted or not) and meet every token, block by block.
-template <class P>
-inline void block_all(const Dot& d, const typename P::Weight* w, std::size_t stride, float* sums) {
-    for (int first = 0; first < d.tokens; first += kBlockTokens) {
-        const int tokens = d.tokens - first < kBlockTokens ? d.tokens - first : kBlockTokens;
-        const int count = d.rows * tokens;
-        std::memset(sums, 0, static_cast<std::size_t>(count * F32::N) * sizeof(float));
-        for (int k = 0; k < d.columns; k += kBlockColumns) {
-            const int to = d.columns - k < kBlockColumns ? d.columns : k + kBlockColumns;
-            block_rows<P>(w, Block{stride, d.x + first, k, to, sums, tokens}, d.rows);
-        }
-        for (int t = 0; t < tokens; ++t)
-            for (int r = 0; r < d.rows; ++r)
-                d.out[static_cast<std::size_t>(first + t) * d.out_stride +
-                      static_cast<std::size_t>(r)] =
-                    F32::load(sums + (r * tokens + t) * F32::N).reduce_add();
-    }
-}
-
 inline std::size_t padded_columns(int columns) {
     return (static_cast<std::size_t>(columns) + 15) / 16 * 16;
 }
 
-template <class P>
-inline void convert_rows(const Dot& d, float* to) {
-    for (int r = 0; r < d.rows; ++r) {
-        const auto* from = reinterpret_cast<const typename P::Weight*>(
-            d.w + static_cast<std::size_t>(r) * d.w_stride);
-        float* row = to + static_cast<std::size_t>(r) * padded_columns(d.columns);
-        int k = 0;
-        for (; k + P::kStep <= d.columns; k += P::kStep) P::weight(from + k).store(row + k);
-        if (k < d.columns) P::weight_partial(from + k, d.columns - k).store(row + k);
-    }
-}
-
-template <class P>
-void dot_run(const Dot& d) {
-    if (d.tokens <= kTileTokens) return stream_any<P, kTileTokens>(d);
-    if constexpr (P::kConvert) {
-        float* rows = reinterpret_cast<float*>(d.scratch);
-        const std::size_t stride = padded_columns(d.columns);
-        convert_rows<P>(d, rows);
-        block_all<Widened<FloatRows>>(d, rows, stride,
-                                      rows + static_cast<std::size_t>(d.rows) * stride);
-    } else {
-        const auto* rows = reinterpret_cast<const typename P::Weight*>(d.w);
-        block_all<P>(d, rows, d.w_stride / sizeof(*rows), reinterpret_cast<float*>(d.scratch));
-    }
-}
-
-template <class P>
-std::size_t dot_scratch_nbytes(int rows, int columns, int tokens) {
-    if (tokens <= kTileTokens) return 0;
-    const auto n = static_cast<std::size_t>(rows);
-    const auto t = static_cast<std::size_t>(tokens < kBlockTokens ? tokens : kBlockTokens);
-    const std::size_t converted = P::kConvert ? n * padded_columns(columns) : 0;
-    return (converted + n * t * F32::N) * sizeof(float);
-}
-
-template <class P>
-int dot_tile_rows(int columns) {
+inline int dot_tile_rows(int columns) {
     const std::size_t row = padded_columns(columns) * sizeof(float);
     const auto fit = static_cast<int>(kTileNbytes / row) / kTileRows * kTileRows;
     return fit < kTileRows ? kTileRows : fit > 16 * kTileRows ? 16 * kTileRows : fit;
-}
-
-template <class P>
-DotKernel dot_kernel() {
-    return {kFloatInput, kTileTokens, dot_run<P>, dot_scratch_nbytes<P>, dot_tile_rows<P>};
 }
 
 }  // namespace headrace::HEADRACE_ISA

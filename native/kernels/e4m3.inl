@@ -186,8 +186,7 @@ void e4m3_run(const Dot& d) {
 inline void put_e4m3_kernels(KernelTable& t) {
     t.put[kWideInput] = put_wide;
     const auto put = [&](int kind, void (*run)(const Dot&)) {
-        t.fast[kind] = {kWideInput, kTileTokens, run, fixed_scratch_nbytes,
-                        dot_tile_rows<Widened<FloatRows>>};
+        t.fast[kind] = {kWideInput, kTileTokens, run, fixed_scratch_nbytes, dot_tile_rows};
     };
     put(kFP8Block, e4m3_run<false, unpack_fp8_block>);
     put(kFP8Row, e4m3_run<false, unpack_fp8_row>);

@@ -235,7 +235,7 @@ inline std::size_t fixed_scratch_nbytes(int rows, int columns, int tokens) {
 template <class F, void (*kUnpack)(const Tiles&, int, float*)>
 inline void put_fixed_kernel(KernelTable& t, int kind) {
     t.fast[kind] = {F::kInput, kTileTokens, fixed_run<F, kUnpack>, fixed_scratch_nbytes,
-                    dot_tile_rows<Widened<FloatRows>>};
+                    dot_tile_rows};
 }
 
 }  // namespace headrace::HEADRACE_ISA

@@ -8,9 +8,9 @@ inline void unpack_floats(const Tiles& t, int row, float* to) {
 }
 
 inline void put_formats(KernelTable& t) {
-    t.exact[kF32] = dot_kernel<Widened<FloatRows>>();
-    t.exact[kBF16] = dot_kernel<Widened<Bf16Rows>>();
-    t.exact[kF16] = dot_kernel<Widened<F16Rows>>();
+    t.exact[kF32] = widened_kernel<FloatRows>();
+    t.exact[kBF16] = widened_kernel<Bf16Rows>();
+    t.exact[kF16] = widened_kernel<F16Rows>();
     t.unpack[kF32] = unpack_floats<FloatRows>;
     t.unpack[kBF16] = unpack_floats<Bf16Rows>;
     t.unpack[kF16] = unpack_floats<F16Rows>;
@@ -32,6 +32,9 @@ inline void put_formats(KernelTable& t) {
     put_unpacked<unpack_iq4_nl>(t, kIQ4_NL);
     put_unpacked<unpack_iq4_xs>(t, kIQ4_XS);
     put_unpacked<unpack_ggml_mxfp4>(t, kGgmlMXFP4);
+#if defined(HEADRACE_SIMD_AVX2) || defined(HEADRACE_SIMD_AVX512)
+    put_codes(t);
+#endif
 }
 
 inline KernelTable generic_table(const char* name) {
@@ -41,6 +44,7 @@ inline KernelTable generic_table(const char* name) {
     for (int f = 0; f < kFormats; ++f) t.fast[f] = t.exact[f];
 #if defined(HEADRACE_SIMD_AVX2) || defined(HEADRACE_SIMD_AVX512)
     put_fixed_kernels(t);
+    put_panel_kernels(t);
     put_e4m3_kernels(t);
 #endif
     t.activate = activate;

@@ -47,7 +47,22 @@ inline constexpr float kE2M1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.
                                     -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
 inline void e4m3_times(const std::byte* q, int n, float scale, float* to) {
-    for (int i = 0; i < n; ++i) to[i] = e4m3(q[i]) * scale;
+    int i = 0;
+#if defined(HEADRACE_SIMD_AVX2) || defined(HEADRACE_SIMD_AVX512)
+    // A code is the upper part of a float16, 2^8 times smaller; its NaNs are those of float16.
+    const __m128i number = _mm_set1_epi16(0x3f80);
+    const __m128i keep = _mm_set1_epi16(static_cast<short>(0xbf80));
+    for (; i + 8 <= n; i += 8) {
+        const __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(q + i));
+        const __m128i up = _mm_unpacklo_epi8(_mm_setzero_si128(), eight);
+        __m128i h = _mm_and_si128(_mm_srai_epi16(up, 1), keep);
+        const __m128i none = _mm_cmpeq_epi16(_mm_and_si128(h, number), number);
+        h = _mm_or_si128(h, _mm_and_si128(none, _mm_set1_epi16(0x7f80)));
+        const __m256 value = _mm256_mul_ps(_mm256_cvtph_ps(h), _mm256_set1_ps(256.0f));
+        _mm256_storeu_ps(to + i, _mm256_mul_ps(value, _mm256_set1_ps(scale)));
+    }
+#endif
+    for (; i < n; ++i) to[i] = e4m3(q[i]) * scale;
 }
 
 // n columns of E2M1, the even one of a byte in its low nibble.
@@ -124,10 +139,16 @@ void unpacked_run(const Dot& d) {
     auto* rows = reinterpret_cast<float*>(d.scratch);
     const Tiles tiles{d.w, d.w_stride, d.columns, d.format};
     if (d.tokens > kTileTokens) {
-        for (int r = 0; r < d.rows; ++r)
-            kUnpack(tiles, r, rows + static_cast<std::size_t>(r) * stride);
-        return block_all<Widened<FloatRows>>(d, rows, stride,
-                                             rows + static_cast<std::size_t>(d.rows) * stride);
+        float* panels = rows + stride;
+        int r = 0;
+        for (; r < d.rows; ++r) {
+            kUnpack(tiles, r, rows);
+            put_in_panel<kTileRows, FloatRows>(rows, d.columns,
+                                               row_of_panels(panels, r, d.columns));
+        }
+        for (; r % kTileRows != 0; ++r)
+            zero_in_panel(d.columns, row_of_panels(panels, r, d.columns));
+        return panels_run(d, panels, panels + floats_of_rows(d.rows, d.columns));
     }
     Dot part = d;
     part.w = d.scratch;
@@ -142,17 +163,16 @@ void unpacked_run(const Dot& d) {
 }
 
 inline std::size_t unpacked_scratch_nbytes(int rows, int columns, int tokens) {
-    if (tokens <= kTileTokens) return kStreamRows * padded_columns(columns) * sizeof(float);
-    const auto n = static_cast<std::size_t>(rows);
-    const auto t = static_cast<std::size_t>(tokens < kBlockTokens ? tokens : kBlockTokens);
-    return (n * padded_columns(columns) + n * t * F32::N) * sizeof(float);
+    const std::size_t row = padded_columns(columns) * sizeof(float);
+    if (tokens <= kTileTokens) return kStreamRows * row;
+    return row + panels_scratch_nbytes(rows, columns, tokens);
 }
 
 template <void (*kUnpack)(const Tiles&, int, float*)>
 inline void put_unpacked(KernelTable& t, int kind) {
     t.unpack[kind] = kUnpack;
     t.exact[kind] = {kFloatInput, kTileTokens, unpacked_run<kUnpack>, unpacked_scratch_nbytes,
-                     dot_tile_rows<Widened<FloatRows>>};
+                     dot_tile_rows};
 }
 
 }  // namespace headrace::HEADRACE_ISA

@@ -65,6 +65,14 @@ inline simde__m512i to_int(simde__m512 v) {
     for (int i = 0; i < 16; ++i) to[i] = _mm_cvtss_si32(_mm_set_ss(from[i]));
     return simde_mm512_load_si512(to);
 }
+
+inline simde__m512 to_float(simde__m512i v) {
+    alignas(64) std::int32_t from[16];
+    alignas(64) float to[16];
+    simde_mm512_store_si512(from, v);
+    for (int i = 0; i < 16; ++i) to[i] = static_cast<float>(from[i]);
+    return simde_mm512_load_ps(to);
+}
 }  // namespace headrace::translated
 
 #undef _mm512_maskz_loadu_ps
@@ -79,3 +87,8 @@ inline simde__m512i to_int(simde__m512 v) {
 #define _mm512_cvtepu16_epi32(h) headrace::translated::widen_u16(h)
 #undef _mm512_cvtps_epi32
 #define _mm512_cvtps_epi32(v) headrace::translated::to_int(v)
+// The release's own name for it asks for a mask.
+#undef _mm512_madd_epi16
+#define _mm512_madd_epi16(a, b) simde_mm512_madd_epi16(a, b)
+#undef _mm512_cvtepi32_ps
+#define _mm512_cvtepi32_ps(v) headrace::translated::to_float(v)

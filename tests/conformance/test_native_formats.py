@@ -146,3 +146,28 @@ def test_a_tokens_bits_do_not_depend_on_two_more(pool: _native.Pool, name: str) 
     for t in range(3):
         assert torch.equal(linear(x[t : t + 1].clone(), Linear((w,))), together[t : t + 1])
     assert torch.equal(linear(x[:1].clone(), Linear((part,))), together[:1, :8])
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_many_tokens_bits_do_not_depend_on_how_many(
+    pool: _native.Pool, name: str, exact: bool
+) -> None:
+    """Four and more, however a prompt is cut; and more columns than a panel has."""
+    columns = 6 * columns_of(packed_weights.ALL[name])[1]
+    w = packed_weights.random(name, 45, columns)
+    linear = NativeLinear(pool, exact=exact)
+    x = torch.randn(52, columns)
+    together = linear(x, Linear((w,)))
+    assert nmse(together, x.double() @ decode(w).double().T) < (1e-11 if exact else 1e-7)
+    for first, end in ((0, 4), (7, 13), (40, 52)):
+        assert torch.equal(linear(x[first:end].clone(), Linear((w,))), together[first:end])
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8-row", "mxfp8"])
+def test_every_code_of_eight_bits(pool: _native.Pool, name: str) -> None:
+    w = packed_weights.random(name, 8, 256)
+    w.data[:, -256:] = torch.arange(256, dtype=torch.uint8)
+    got, truth = NativeLookup(pool)(w, torch.arange(8)), decode(w)
+    assert truth.isnan().sum() in (2, 16)
+    assert torch.equal(got.nan_to_num(7.0), truth.nan_to_num(7.0))

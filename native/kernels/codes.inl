@@ -1,0 +1,307 @@
+// Packed rows as integers on AVX2: 32 columns at a time, in order, with the floats they stand for.
+//
+// A reader C of a row has `codes(g)`, eight bits a column; `scale(g, half)` of its 16 columns; and
+// where kOffset `less(g)`, what is taken off each column after that. kHalves: the halves differ.
+
+namespace headrace::HEADRACE_ISA {
+
+inline __m128i low_nibbles(__m128i v) { return _mm_and_si128(v, _mm_set1_epi8(15)); }
+inline __m128i high_nibbles(__m128i v) { return low_nibbles(_mm_srli_epi16(v, 4)); }
+
+inline __m128i e2m1_twice() {
+    return _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
+}
+inline __m128i iq4_table() { return load16(kIQ4); }
+
+inline __m256i put_together(__m128i low, __m128i high) { return _mm256_set_m128i(high, low); }
+
+// Low nibbles are the even columns.
+inline __m256i nibble_pairs(__m128i v) {
+    const __m128i low = low_nibbles(v), high = high_nibbles(v);
+    return put_together(_mm_unpacklo_epi8(low, high), _mm_unpackhi_epi8(low, high));
+}
+// Low nibbles are the first 16 columns.
+inline __m256i nibble_halves(__m128i v) { return put_together(low_nibbles(v), high_nibbles(v)); }
+
+inline __m256i in_both(__m128i v) { return _mm256_broadcastsi128_si256(v); }
+inline __m256i stepped(__m128i table, __m256i codes) {
+    return _mm256_shuffle_epi8(in_both(table), codes);
+}
+
+inline __m256 floats_of_eight(__m128i bytes) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+}
+
+// The scales of eight groups of a row, from a multiple of eight on; a reader that has them at once
+// says so.
+template <class C>
+inline void scales_of_eight(const C& c, int g, int groups, float (&scale)[2][8], float (&less)[8]) {
+    if constexpr (requires { c.eight(g, scale, less); })
+        return c.eight(g, scale, less);
+    else
+        for (int i = 0; i < groups; ++i) {
+            scale[0][i] = c.scale(g + i, 0);
+            if constexpr (C::kHalves) scale[1][i] = c.scale(g + i, 1);
+            if constexpr (requires { c.less(g); }) less[i] = c.less(g + i);
+        }
+}
+
+struct CodesMXFP4 {
+    static constexpr bool kHalves = false, kOffset = false;
+    const std::byte *scales, *q;
+    CodesMXFP4(const std::byte* tile, const Tiles& t)
+        : scales(tile), q(tile + t.columns / group_of(t.format)) {}
+    static bool fits(const Tiles& t) { return group_of(t.format) == 32; }
+    const std::byte* at(int g) const { return q + g * 16; }
+    __m256i codes(int g) const { return stepped(e2m1_twice(), nibble_pairs(load16(at(g)))); }
+    float scale(int g, int) const { return 0.5f * float_from_e8m0(scales[g]); }
+};
+
+struct CodesNVFP4 {
+    static constexpr bool kHalves = true, kOffset = false;
+    const std::byte *scales, *q;
+    float whole;
+    CodesNVFP4(const std::byte* w, const Tiles& t)
+        : scales(w + sizeof(float)), q(scales + t.columns / 16), whole(load_as<float>(w)) {}
+    static bool fits(const Tiles& t) { return group_of(t.format) == 16 && t.columns % 32 == 0; }
+    const std::byte* at(int g) const { return q + g * 16; }
+    __m256i codes(int g) const { return stepped(e2m1_twice(), nibble_pairs(load16(at(g)))); }
+    float scale(int g, int half) const { return 0.5f * (e4m3(scales[2 * g + half]) * whole); }
+};
+
+template <bool kBF16Scales>
+struct CodesInt4 {
+    static constexpr bool kHalves = false, kOffset = true;
+    const std::byte *scales, *zeros, *q;
+    int per;  // groups of 32 that share a scale
+    CodesInt4(const std::byte* tile, const Tiles& t) : scales(tile) {
+        const int groups = t.columns / group_of(t.format);
+        zeros = has_zeros(t.format) ? tile + 2 * groups : nullptr;
+        q = tile + groups * (zeros != nullptr ? 3 : 2);
+        per = group_of(t.format) / 32;
+    }
+    static bool fits(const Tiles& t) { return group_of(t.format) % 32 == 0; }
+    const std::byte* at(int g) const { return q + g * 16; }
+    __m256i codes(int g) const { return nibble_pairs(load16(at(g))); }
+    float scale(int g, int) const {
+        const std::byte* p = scales + g / per * 2;
+        return kBF16Scales ? float_from_bf16(load_as<std::uint16_t>(p)) : half_fast(p);
+    }
+    float zero(int g) const {
+        return static_cast<float>(zeros != nullptr ? byte_at(zeros, g / per) : 8);
+    }
+    float less(int g) const { return scale(g, 0) * zero(g); }
+};
+
+template <int kNbytes>
+struct CodesBlocks32 {
+    static constexpr bool kHalves = false, kOffset = false;
+    const std::byte* blocks;
+    CodesBlocks32(const std::byte* tile, const Tiles&) : blocks(tile) {}
+    static bool fits(const Tiles&) { return true; }
+    const std::byte* at(int g) const { return blocks + g * kNbytes; }
+    float scale(int g, int) const { return half_fast(at(g)); }
+};
+
+struct CodesQ8_0 : CodesBlocks32<34> {
+    using CodesBlocks32::CodesBlocks32;
+    __m256i codes(int g) const { return load32(at(g) + 2); }
+};
+
+struct CodesQ4_0 : CodesBlocks32<18> {
+    using CodesBlocks32::CodesBlocks32;
+    __m256i codes(int g) const {
+        return _mm256_sub_epi8(nibble_halves(load16(at(g) + 2)), _mm256_set1_epi8(8));
+    }
+};
+
+struct CodesQ5_0 : CodesBlocks32<22> {
+    using CodesBlocks32::CodesBlocks32;
+    __m256i codes(int g) const {
+        const __m256i bits =
+            _mm256_shuffle_epi8(_mm256_set1_epi32(load_as<std::int32_t>(at(g) + 2)),
+                                _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2,
+                                                 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3));
+        const __m256i one = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201ull));
+        const __m256i unset =
+            _mm256_cmpeq_epi8(_mm256_and_si256(bits, one), _mm256_setzero_si256());
+        return _mm256_sub_epi8(nibble_halves(load16(at(g) + 6)),
+                               _mm256_and_si256(unset, _mm256_set1_epi8(16)));
+    }
+};
+
+struct CodesIQ4_NL : CodesBlocks32<18> {
+    using CodesBlocks32::CodesBlocks32;
+    __m256i codes(int g) const { return stepped(iq4_table(), nibble_halves(load16(at(g) + 2))); }
+};
+
+struct CodesGgmlMXFP4 : CodesBlocks32<17> {
+    using CodesBlocks32::CodesBlocks32;
+    __m256i codes(int g) const { return stepped(e2m1_twice(), nibble_halves(load16(at(g) + 1))); }
+    float scale(int g, int) const { return 0.5f * float_from_e8m0(at(g)[0]); }
+};
+
+// ggml's blocks of 256 columns.
+template <int kNbytes>
+struct CodesBlocks256 {
+    const std::byte* blocks;
+    CodesBlocks256(const std::byte* tile, const Tiles&) : blocks(tile) {}
+    static bool fits(const Tiles&) { return true; }
+    const std::byte* block(int g) const { return blocks + g / 8 * kNbytes; }
+    const std::byte* at(int g) const { return blocks + g * (kNbytes / 8); }
+};
+
+inline __m256i bits_of(__m256i v, int shift, int mask) {
+    return _mm256_and_si256(_mm256_srl_epi16(v, _mm_cvtsi32_si128(shift)),
+                            _mm256_set1_epi8(static_cast<char>(mask)));
+}
+
+inline __m256 floats_of_bytes(std::uint32_t first, std::uint32_t second) {
+    const std::uint64_t bytes = first | static_cast<std::uint64_t>(second) << 32;
+    return _mm256_cvtepi32_ps(
+        _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<std::int64_t>(bytes))));
+}
+
+// Q4_K and Q5_K.
+template <int kNbytes, bool kFifth>
+struct CodesK : CodesBlocks256<kNbytes> {
+    static constexpr bool kHalves = false, kOffset = true;
+    using CodesBlocks256<kNbytes>::CodesBlocks256;
+    __m256i codes(int g) const {
+        const std::byte* b = this->block(g);
+        const __m256i v = bits_of(load32(b + (kFifth ? 48 : 16) + g % 8 / 2 * 32), g % 2 * 4, 15);
+        if constexpr (!kFifth) return v;
+        return _mm256_or_si256(v, _mm256_slli_epi16(bits_of(load32(b + 16), g % 8, 1), 4));
+    }
+    // As `scale_min`, of the eight groups of a block: six bits each.
+    void eight(int g, float (&scale)[2][8], float (&less)[8]) const {
+        const std::byte* b = this->block(g);
+        const auto s = load_as<std::uint32_t>(b + 4), m = load_as<std::uint32_t>(b + 8);
+        const auto rest = load_as<std::uint32_t>(b + 12);
+        const std::uint32_t six = 0x3f3f3f3f, four = 0x0f0f0f0f, top = 0x30303030;
+        const __m256 scales = floats_of_bytes(s & six, (rest & four) | (s >> 2 & top));
+        const __m256 minima = floats_of_bytes(m & six, (rest >> 4 & four) | (m >> 2 & top));
+        _mm256_storeu_ps(scale[0], _mm256_mul_ps(_mm256_set1_ps(half_fast(b)), scales));
+        _mm256_storeu_ps(less, _mm256_mul_ps(_mm256_set1_ps(half_fast(b + 2)), minima));
+    }
+};
+
+struct CodesQ6_K : CodesBlocks256<210> {
+    static constexpr bool kHalves = true, kOffset = false;
+    using CodesBlocks256::CodesBlocks256;
+    __m256i codes(int g) const {
+        const std::byte* b = block(g);
+        const int half = g % 8 / 4, quarter = g % 4;
+        const __m256i low = bits_of(load32(b + half * 64 + quarter % 2 * 32), quarter / 2 * 4, 15);
+        const __m256i high = bits_of(load32(b + 128 + half * 32), quarter * 2, 3);
+        return _mm256_sub_epi8(_mm256_or_si256(low, _mm256_slli_epi16(high, 4)),
+                               _mm256_set1_epi8(32));
+    }
+    void eight(int g, float (&scale)[2][8], float (&)[8]) const {
+        const __m128i in_halves =
+            _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+        const __m128i s = _mm_shuffle_epi8(load16(block(g) + 192), in_halves);
+        const __m256 d = _mm256_set1_ps(half_fast(block(g) + 208));
+        _mm256_storeu_ps(scale[0], _mm256_mul_ps(d, floats_of_eight(s)));
+        _mm256_storeu_ps(scale[1], _mm256_mul_ps(d, floats_of_eight(_mm_unpackhi_epi64(s, s))));
+    }
+};
+
+struct CodesQ3_K : CodesBlocks256<110> {
+    static constexpr bool kHalves = true, kOffset = false;
+    using CodesBlocks256::CodesBlocks256;
+    __m256i codes(int g) const {
+        const std::byte* b = block(g);
+        const __m256i low = bits_of(load32(b + 32 + g % 8 / 4 * 32), g % 4 * 2, 3);
+        const __m256i third = bits_of(load32(b), g % 8, 1);
+        return _mm256_sub_epi8(_mm256_or_si256(low, _mm256_slli_epi16(third, 2)),
+                               _mm256_set1_epi8(4));
+    }
+    float scale(int g, int half) const {
+        const int sub = g % 8 * 2 + half;
+        const std::byte* s = block(g) + 96;
+        const int low = sub < 8 ? byte_at(s, sub) & 15 : byte_at(s, sub - 8) >> 4;
+        const int high = byte_at(s, 8 + sub % 4) >> (sub / 4 * 2) & 3;
+        return half_fast(block(g) + 108) * static_cast<float>((low | high << 4) - 32);
+    }
+};
+
+struct CodesIQ4_XS : CodesBlocks256<136> {
+    static constexpr bool kHalves = false, kOffset = false;
+    using CodesBlocks256::CodesBlocks256;
+    __m256i codes(int g) const {
+        return stepped(iq4_table(), nibble_halves(load16(block(g) + 8 + g % 8 * 16)));
+    }
+    float scale(int g, int) const {
+        const std::byte* b = block(g);
+        const int sub = g % 8, low = byte_at(b, 4 + sub / 2) >> (sub % 2 * 4) & 15;
+        const int high = load_as<std::uint16_t>(b + 2) >> (2 * sub) & 3;
+        return half_fast(b) * static_cast<float>((low | high << 4) - 32);
+    }
+};
+
+// Two bits a column; a minimum for each 16, which the activations' sums of 32 do not have.
+struct CodesQ2_K : CodesBlocks256<84> {
+    static constexpr bool kHalves = true, kOffset = true;
+    using CodesBlocks256::CodesBlocks256;
+    __m256i codes(int g) const {
+        return bits_of(load32(block(g) + 16 + g % 8 / 4 * 32), g % 4 * 2, 3);
+    }
+    int packed(int g, int half) const { return byte_at(block(g), g % 8 * 2 + half); }
+    float scale(int g, int half) const {
+        return half_fast(block(g) + 80) * static_cast<float>(packed(g, half) & 15);
+    }
+    float less(int g, int half) const {
+        return half_fast(block(g) + 82) * static_cast<float>(packed(g, half) >> 4);
+    }
+};
+
+// Bytes as floats, in the order of operations of the formats' own decoders.
+template <class C, void (*kPlain)(const Tiles&, int, float*)>
+inline void unpack_codes(const Tiles& t, int row, float* to) {
+    if (!C::fits(t)) return kPlain(t, row, to);
+    const C c(t.tile(row), t);
+    float scale[2][8], less[8];
+    const int groups = t.columns / 32;
+    for (int g = 0; g < groups; ++g, to += 32) {
+        if (g % 8 == 0) scales_of_eight(c, g, std::min(8, groups - g), scale, less);
+        const __m256i codes = c.codes(g);
+        const __m128i q[2] = {_mm256_castsi256_si128(codes), _mm256_extracti128_si256(codes, 1)};
+        for (int half = 0; half < 2; ++half) {
+            const __m256 s = _mm256_set1_ps(scale[C::kHalves ? half : 0][g % 8]);
+            const __m128i q16[2] = {q[half], _mm_unpackhi_epi64(q[half], q[half])};
+            for (int i = 0; i < 2; ++i) {
+                __m256 v = floats_of_eight(q16[i]);
+                if constexpr (requires { c.zero(g); })
+                    v = _mm256_mul_ps(_mm256_sub_ps(v, _mm256_set1_ps(c.zero(g))), s);
+                else if constexpr (requires { c.less(g, half); })
+                    v = _mm256_sub_ps(_mm256_mul_ps(v, s), _mm256_set1_ps(c.less(g, half)));
+                else if constexpr (C::kOffset)
+                    v = _mm256_sub_ps(_mm256_mul_ps(v, s), _mm256_set1_ps(less[g % 8]));
+                else
+                    v = _mm256_mul_ps(v, s);
+                _mm256_storeu_ps(to + half * 16 + i * 8, v);
+            }
+        }
+    }
+}
+
+inline void put_codes(KernelTable& t) {
+    put_unpacked<unpack_codes<CodesMXFP4, unpack_mxfp4>>(t, kMXFP4);
+    put_unpacked<unpack_codes<CodesNVFP4, unpack_nvfp4>>(t, kNVFP4);
+    put_unpacked<unpack_codes<CodesInt4<false>, unpack_int4<false>>>(t, kInt4F16);
+    put_unpacked<unpack_codes<CodesInt4<true>, unpack_int4<true>>>(t, kInt4BF16);
+    put_unpacked<unpack_codes<CodesQ4_0, unpack_q4_0>>(t, kQ4_0);
+    put_unpacked<unpack_codes<CodesQ5_0, unpack_q5_0>>(t, kQ5_0);
+    put_unpacked<unpack_codes<CodesQ8_0, unpack_q8_0>>(t, kQ8_0);
+    put_unpacked<unpack_codes<CodesQ2_K, unpack_q2_k>>(t, kQ2_K);
+    put_unpacked<unpack_codes<CodesQ3_K, unpack_q3_k>>(t, kQ3_K);
+    put_unpacked<unpack_codes<CodesK<144, false>, unpack_q4_k>>(t, kQ4_K);
+    put_unpacked<unpack_codes<CodesK<176, true>, unpack_q5_k>>(t, kQ5_K);
+    put_unpacked<unpack_codes<CodesQ6_K, unpack_q6_k>>(t, kQ6_K);
+    put_unpacked<unpack_codes<CodesIQ4_NL, unpack_iq4_nl>>(t, kIQ4_NL);
+    put_unpacked<unpack_codes<CodesIQ4_XS, unpack_iq4_xs>>(t, kIQ4_XS);
+    put_unpacked<unpack_codes<CodesGgmlMXFP4, unpack_ggml_mxfp4>>(t, kGgmlMXFP4);
+}
+
+}  // namespace headrace::HEADRACE_ISA

@@ -1,0 +1,279 @@
+// Many tokens with packed weights on AVX2 and AVX-512: 16-bit integer products, rows in lanes.
+//
+// A strip of rows is taken apart once for some columns, into a panel that stays in L1 and meets
+// every token. A sum is exact within 32 columns (16 where a scale ends there), then float32 in
+// the order of its groups, whatever shares the call.
+
+namespace headrace::HEADRACE_ISA {
+
+// Keeps a sum in its register and its order: GCC would make trees of unrolled integer sums, and
+// spill them.
+template <class V>
+inline void keep(V& v) {
+#if defined(HEADRACE_SIMDE)
+    (void)v;
+#else
+    asm("" : "+v"(v));
+#endif
+}
+
+#if defined(HEADRACE_SIMD_AVX512)
+struct Ints {
+    __m512i v;
+    static Ints zero() { return {_mm512_setzero_si512()}; }
+    static Ints load(const std::int16_t* p) {
+        return {_mm512_loadu_si512(reinterpret_cast<const void*>(p))};
+    }
+    static Ints pair(const std::int16_t* p) { return {_mm512_set1_epi32(load_as_int(p))}; }
+    static int load_as_int(const std::int16_t* p) {
+        int pair;
+        std::memcpy(&pair, p, sizeof pair);
+        return pair;
+    }
+    Ints add(Ints a, Ints b) const {
+        Ints sum{_mm512_add_epi32(v, _mm512_madd_epi16(a.v, b.v))};
+        keep(sum.v);
+        return sum;
+    }
+    F32 floats() const { return {_mm512_cvtepi32_ps(v)}; }
+};
+#else
+struct Ints {
+    __m256i v;
+    static Ints zero() { return {_mm256_setzero_si256()}; }
+    static Ints load(const std::int16_t* p) {
+        return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))};
+    }
+    // One instruction from memory, which a broadcast of an integer need not become.
+    static Ints pair(const std::int16_t* p) {
+        return {_mm256_castps_si256(_mm256_broadcast_ss(reinterpret_cast<const float*>(p)))};
+    }
+    Ints add(Ints a, Ints b) const {
+        Ints sum{_mm256_add_epi32(v, _mm256_madd_epi16(a.v, b.v))};
+        keep(sum.v);
+        return sum;
+    }
+    F32 floats() const { return {_mm256_cvtepi32_ps(v)}; }
+};
+#endif
+
+inline constexpr int kStripVectors = 2, kStripTokens = 4;
+inline constexpr int kStripRows = kStripVectors * F32::N;
+inline constexpr int kStripGroups = 16;  // of 32 columns
+
+// Where the activations of a group (`put_order`) have a panel's pair of columns: the first eight
+// pairs are of the first 16 columns.
+template <Input kInput>
+struct PairOrder {
+    static constexpr bool kEvens = kInput == kEvensInput, kFours = kInput == kFoursInput;
+    static constexpr int first(int g) {
+        return kEvens ? g * 32 : g / 8 * 256 + g % 4 * 64 + g / 4 % 2 * 8;
+    }
+    static constexpr int place(int pair) {
+        const int half = pair / 8, i = pair % 8, apart = kEvens ? 8 : 16;
+        if (kFours) return i / 2 * apart + (2 * half + i % 2) * 2;
+        return (i / 4 * 2 + half) * apart + i % 4 * 2;
+    }
+    // Bytes of 16 columns as the pairs of a panel.
+    static __m128i bytes() {
+        if (kFours) return _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+        return _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+    }
+};
+
+struct alignas(64) StripPanel {
+    std::int16_t q[kStripGroups][16][kStripRows * 2];
+    float scale[kStripGroups][2][kStripRows];
+    float more[kStripGroups][kStripRows];  // of the activations' sums
+};
+
+// Eight rows of 32 columns: pairs of bytes of all rows next to each other, widened.
+inline void put_eight_rows(const __m256i (&r)[8], std::int16_t (*to)[kStripRows * 2], int row) {
+    __m256i a[8], b[8];
+    for (int i = 0; i < 4; ++i) {
+        a[2 * i] = _mm256_unpacklo_epi16(r[2 * i], r[2 * i + 1]);
+        a[2 * i + 1] = _mm256_unpackhi_epi16(r[2 * i], r[2 * i + 1]);
+    }
+    for (int i = 0; i < 2; ++i)
+        for (int j = 0; j < 2; ++j) {
+            b[4 * i + 2 * j] = _mm256_unpacklo_epi32(a[4 * i + j], a[4 * i + 2 + j]);
+            b[4 * i + 2 * j + 1] = _mm256_unpackhi_epi32(a[4 * i + j], a[4 * i + 2 + j]);
+        }
+    for (int i = 0; i < 4; ++i) {
+        const __m256i out[2] = {_mm256_unpacklo_epi64(b[i], b[4 + i]),
+                                _mm256_unpackhi_epi64(b[i], b[4 + i])};
+        for (int j = 0; j < 2; ++j) {
+            const int pair = 2 * i + j;
+            auto* low = reinterpret_cast<__m256i*>(to[pair] + row * 2);
+            auto* high = reinterpret_cast<__m256i*>(to[8 + pair] + row * 2);
+            _mm256_storeu_si256(low, _mm256_cvtepi8_epi16(_mm256_castsi256_si128(out[j])));
+            _mm256_storeu_si256(high, _mm256_cvtepi8_epi16(_mm256_extracti128_si256(out[j], 1)));
+        }
+    }
+}
+
+// Of groups [g, g + groups), at most eight.
+template <class C>
+inline void put_scales(StripPanel& p, const std::array<C, 8>& c, int from, int g, int groups,
+                       int row) {
+    for (std::size_t r = 0; r < 8; ++r) {
+        float scale[2][8], less[8];
+        scales_of_eight(c[r], from + g, groups, scale, less);
+        const std::size_t at = static_cast<std::size_t>(row) + r;
+        for (int i = 0; i < groups; ++i) {
+            p.scale[g + i][0][at] = scale[0][i];
+            if constexpr (C::kHalves) p.scale[g + i][1][at] = scale[1][i];
+            if constexpr (C::kOffset) p.more[g + i][at] = -less[i];
+        }
+    }
+}
+
+// Groups [from, from + groups) of rows [row, row + kStripRows); past the last row, that one again.
+template <class C, Input kInput>
+inline void fill_strip(StripPanel& p, const Dot& d, const Tiles& tiles, int row, int from,
+                       int groups) {
+    const __m256i order = in_both(PairOrder<kInput>::bytes());
+    for (int eight = 0; eight < kStripRows; eight += 8) {
+        const auto c = [&]<std::size_t... I>(std::index_sequence<I...>) {
+            return std::array<C, 8>{
+                C(tiles.tile(std::min(row + eight + static_cast<int>(I), d.rows - 1)), tiles)...};
+        }(std::make_index_sequence<8>{});
+        for (int g = 0; g < groups; ++g) {
+            if (g % 8 == 0) put_scales(p, c, from, g, std::min(8, groups - g), eight);
+            __m256i rows[8];
+            for (std::size_t r = 0; r < 8; ++r)
+                rows[r] = _mm256_shuffle_epi8(c[r].codes(from + g), order);
+            put_eight_rows(rows, p.q[g], eight);
+        }
+    }
+}
+
+// Asks for what `fill_strip` will take.
+template <class C>
+inline void ask_for_strip(const Dot& d, const Tiles& tiles, int row, int from, int groups) {
+    for (int r = row; r < std::min(row + kStripRows, d.rows); ++r) {
+        const C c(tiles.tile(r), tiles);
+        for (const std::byte *p = c.at(from), *end = c.at(from + groups); p < end; p += 64)
+            __builtin_prefetch(p);
+    }
+}
+
+// T tokens: sums[t * kStripRows] += the panel's products.
+template <class C, Input kInput, int T>
+inline void strip_tile(const StripPanel& p, const FixedRow* x, int from, int groups, float* sums) {
+    using Order = PairOrder<kInput>;
+    constexpr int kParts = C::kHalves ? 2 : 1, kPairs = 16 / kParts;
+    for (int g = 0; g < groups; ++g) {
+        const std::int16_t* q[T];
+        for (int t = 0; t < T; ++t) q[t] = x[t].q + Order::first(from + g);
+#pragma GCC unroll 2
+        for (int part = 0; part < kParts; ++part) {
+            Ints sum[kStripVectors][T];
+            for (int v = 0; v < kStripVectors; ++v)
+                for (int t = 0; t < T; ++t) sum[v][t] = Ints::zero();
+#pragma GCC unroll 16
+            for (int i = 0; i < kPairs; ++i) {
+                const int pair = part * kPairs + i;
+                Ints w[kStripVectors];
+                for (int v = 0; v < kStripVectors; ++v)
+                    w[v] = Ints::load(p.q[g][pair] + v * 2 * F32::N);
+                for (int t = 0; t < T; ++t) {
+                    const Ints xv = Ints::pair(q[t] + Order::place(pair));
+                    for (int v = 0; v < kStripVectors; ++v) sum[v][t] = sum[v][t].add(w[v], xv);
+                }
+            }
+            for (int t = 0; t < T; ++t) {
+                const F32 s = F32::set1(x[t].scale[from + g]);
+                const F32 of = F32::set1(x[t].sum[from + g]);
+                for (int v = 0; v < kStripVectors; ++v) {
+                    float* at = sums + t * kStripRows + v * F32::N;
+                    F32 more = F32::load(at);
+                    if constexpr (C::kOffset)
+                        more = fma(F32::load(p.more[g] + v * F32::N), of, more);
+                    const F32 scale = F32::load(p.scale[g][part] + v * F32::N) * s;
+                    fma(sum[v][t].floats(), scale, more).store(at);
+                }
+            }
+        }
+    }
+}
+
+inline std::size_t strips_scratch_nbytes(int tokens) {
+    return sizeof(StripPanel) +
+           static_cast<std::size_t>(tokens) * (sizeof(FixedRow) + kStripRows * sizeof(float));
+}
+
+template <class C, Input kInput>
+inline void strips_run(const Dot& d) {
+    const Tiles tiles{d.w, d.w_stride, d.columns, d.format};
+    auto& panel = *reinterpret_cast<StripPanel*>(d.scratch);
+    auto* sums = reinterpret_cast<float*>(d.scratch + sizeof(StripPanel));
+    auto* x = reinterpret_cast<FixedRow*>(sums + d.tokens * kStripRows);
+    for (int t = 0; t < d.tokens; ++t) x[t] = FixedRow(d.x[t], d.columns);
+    const int groups = d.columns / 32;
+    for (int row = 0; row < d.rows; row += kStripRows) {
+        std::memset(sums, 0, static_cast<std::size_t>(d.tokens * kStripRows) * sizeof(float));
+        for (int g = 0; g < groups; g += kStripGroups) {
+            const int many = std::min(kStripGroups, groups - g);
+            fill_strip<C, kInput>(panel, d, tiles, row, g, many);
+            const bool last = g + many == groups;
+            ask_for_strip<C>(d, tiles, last ? row + kStripRows : row, last ? 0 : g + many,
+                             std::min(kStripGroups, last ? groups : groups - g - many));
+            each_tile<kStripTokens>(0, d.tokens, [&](int t, auto tile) {
+                strip_tile<C, kInput, tile>(panel, x + t, g, many, sums + t * kStripRows);
+            });
+        }
+        const int rows = std::min(kStripRows, d.rows - row);
+        for (int t = 0; t < d.tokens; ++t)
+            std::memcpy(d.out + static_cast<std::size_t>(t) * d.out_stride + row,
+                        sums + t * kStripRows, static_cast<std::size_t>(rows) * sizeof(float));
+    }
+}
+
+// Rows of a piece: some strips.
+inline int strips_tile_rows(int) { return 4 * kStripRows; }
+
+// F for as few tokens as it takes, C for more.
+template <class F, class C, void (*kUnpack)(const Tiles&, int, float*)>
+void many_run(const Dot& d) {
+    if (d.tokens > 3 && C::fits({d.w, d.w_stride, d.columns, d.format}))
+        return strips_run<C, F::kInput>(d);
+    fixed_run<F, kUnpack>(d);
+}
+
+inline std::size_t many_scratch_nbytes(int rows, int columns, int tokens) {
+    return std::max(strips_scratch_nbytes(tokens), fixed_scratch_nbytes(rows, columns, tokens));
+}
+
+template <class F, class C, void (*kUnpack)(const Tiles&, int, float*)>
+inline void put_many(KernelTable& t, int kind) {
+    t.fast[kind] = {F::kInput, kTileTokens, many_run<F, C, kUnpack>, many_scratch_nbytes,
+                    strips_tile_rows};
+}
+
+// Formats that are taken apart the same way for any number of tokens.
+template <class C>
+inline void put_strips(KernelTable& t, int kind) {
+    t.fast[kind] = {kEvensInput, kTileTokens, strips_run<C, kEvensInput>,
+                    [](int, int, int tokens) { return strips_scratch_nbytes(tokens); },
+                    strips_tile_rows};
+}
+
+inline void put_panel_kernels(KernelTable& t) {
+    put_many<FixedMXFP4, CodesMXFP4, unpack_mxfp4>(t, kMXFP4);
+    put_many<FixedNVFP4, CodesNVFP4, unpack_nvfp4>(t, kNVFP4);
+    put_many<FixedInt4<false>, CodesInt4<false>, unpack_int4<false>>(t, kInt4F16);
+    put_many<FixedInt4<true>, CodesInt4<true>, unpack_int4<true>>(t, kInt4BF16);
+    put_many<FixedQ8_0, CodesQ8_0, unpack_q8_0>(t, kQ8_0);
+    put_many<FixedQ4_0, CodesQ4_0, unpack_q4_0>(t, kQ4_0);
+    put_many<FixedIQ4_NL, CodesIQ4_NL, unpack_iq4_nl>(t, kIQ4_NL);
+    put_many<FixedGgmlMXFP4, CodesGgmlMXFP4, unpack_ggml_mxfp4>(t, kGgmlMXFP4);
+    put_many<FixedK<144, false>, CodesK<144, false>, unpack_q4_k>(t, kQ4_K);
+    put_many<FixedK<176, true>, CodesK<176, true>, unpack_q5_k>(t, kQ5_K);
+    put_many<FixedQ6_K, CodesQ6_K, unpack_q6_k>(t, kQ6_K);
+    put_strips<CodesQ3_K>(t, kQ3_K);
+    put_strips<CodesQ5_0>(t, kQ5_0);
+    put_strips<CodesIQ4_XS>(t, kIQ4_XS);
+}
+
+}  // namespace headrace::HEADRACE_ISA

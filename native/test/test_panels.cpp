@@ -1,0 +1,121 @@
+// Packed weights on every kernel table: rows as the plain decoders have them, products against
+// sums in double, and the bits of tokens in any company of more than a stream's.
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "cpu.hpp"
+#include "test/check.hpp"
+
+using namespace headrace;
+
+namespace {
+
+constexpr int kColumns = 768, kRows = 37, kTokens = 11;
+
+std::vector<int> formats() {
+    std::vector<int> all{
+        kFP8Block | 128 << 8, kFP8Row,          kMXFP8 | 32 << 8,   kMXFP4 | 32 << 8,
+        kMXFP4 | 64 << 8,     kNVFP4 | 16 << 8, kInt4F16 | 64 << 8, kInt4BF16 | 32 << 8 | 1 << 24,
+        kInt4F16 | 16 << 8};
+    for (int kind = kQ4_0; kind < kFormats; ++kind) all.push_back(kind);
+    return all;
+}
+
+// Bytes whose floats, half floats and powers of two are all of moderate size.
+std::vector<std::byte> random_tiles(std::size_t n) {
+    std::mt19937 bits(5);
+    std::vector<std::byte> bytes(n + 64);
+    for (std::byte& b : bytes) b = static_cast<std::byte>((bits() & 0x9fu) | 0x20u);
+    return bytes;
+}
+
+struct Activations {
+    std::vector<std::byte> bytes;
+    std::vector<const std::byte*> rows;
+
+    Activations(const KernelTable& t, Input input, const std::vector<float>& x) {
+        const std::size_t nbytes = input_nbytes(input, kColumns);
+        bytes.resize(nbytes * kTokens);
+        for (std::size_t i = 0; i < kTokens; ++i) {
+            std::byte* row = bytes.data() + i * nbytes;
+            t.put[input](row, kColumns, 0, x.data() + i * kColumns, kColumns);
+            rows.push_back(row);
+        }
+    }
+};
+
+std::vector<float> product(const DotKernel& kernel, const std::vector<std::byte>& tiles, int format,
+                           const Activations& x, int first, int tokens) {
+    const std::size_t nbytes = kernel.scratch_nbytes(kRows, kColumns, tokens);
+    auto* scratch = static_cast<std::byte*>(std::aligned_alloc(64, (nbytes + 127) / 64 * 64));
+    std::memset(scratch, 255, nbytes);
+    std::vector<float> out(static_cast<std::size_t>(tokens * kRows), NAN);
+    kernel.run({tiles.data(), tile_nbytes(format, kColumns), kRows, kColumns, x.rows.data() + first,
+                tokens, out.data(), kRows, scratch, format});
+    std::free(scratch);
+    return out;
+}
+
+void check_format(const KernelTable& t, int format) {
+    const int kind = kind_of(format);
+    const std::size_t stride = tile_nbytes(format, kColumns);
+    const auto tiles = random_tiles(stride * kRows);
+    std::vector<float> w(kRows * kColumns), row(kColumns), x(kTokens * kColumns);
+    const Tiles of{tiles.data(), stride, kColumns, format};
+    for (int r = 0; r < kRows; ++r) {
+        float* truth = w.data() + r * kColumns;
+        scalar::table().unpack[kind](of, r, truth);
+        t.unpack[kind](of, r, row.data());
+        for (int k = 0; k < kColumns; ++k)
+            CHECK(row[static_cast<std::size_t>(k)] == truth[k], "%s format %x row %d column %d",
+                  t.name, format, r, k);
+    }
+    std::mt19937 bits(6);
+    std::normal_distribution<float> draw;
+    for (float& f : x) f = draw(bits);
+    for (const DotKernel* kernel : {&t.exact[kind], &t.fast[kind]}) {
+        const Activations made(t, kernel->input, x);
+        const auto all = product(*kernel, tiles, format, made, 0, kTokens);
+        double error = 0, size = 0;
+        for (int i = 0; i < kTokens; ++i)
+            for (int r = 0; r < kRows; ++r) {
+                double sum = 0;
+                for (int k = 0; k < kColumns; ++k)
+                    sum += static_cast<double>(w[static_cast<std::size_t>(r * kColumns + k)]) *
+                           static_cast<double>(x[static_cast<std::size_t>(i * kColumns + k)]);
+                error += std::pow(all[static_cast<std::size_t>(i * kRows + r)] - sum, 2);
+                size += sum * sum;
+            }
+        CHECK(error < 1e-8 * size, "%s format %x: %g of %g", t.name, format, error, size);
+        const auto some = product(*kernel, tiles, format, made, 3, 5);
+        CHECK(std::memcmp(some.data(), all.data() + 3 * kRows, some.size() * sizeof(float)) == 0,
+              "%s format %x: bits in company", t.name, format);
+    }
+}
+
+std::vector<const KernelTable*> tables() {
+    std::vector<const KernelTable*> all{&scalar::table()};
+#if defined(__x86_64__)
+    if (cpu().avx2) all.push_back(&avx2::table());
+#if defined(HEADRACE_SIMDE)
+    if (cpu().avx2) all.push_back(&avx512::table());
+#elif !defined(HEADRACE_NARROW)
+    if (cpu().avx512) all.push_back(&avx512::table());
+#endif
+#elif defined(__aarch64__)
+    all.push_back(&neon::table());
+#endif
+    return all;
+}
+
+}  // namespace
+
+int main() {
+    for (const KernelTable* table : tables()) {
+        for (const int format : formats()) check_format(*table, format);
+        std::printf("%s: %d failures so far\n", table->name, failures);
+    }
+    return failures == 0 ? 0 : 1;
+}
