@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from headrace.errors import CapacityError, ConfigError
+from headrace.weights.safetensors import head_of
 
 Progress = Callable[[int, int, str], None]
 SHARD_BYTES = 2 << 30
@@ -123,28 +124,40 @@ def ensure(folder: Path, shape: Shape, progress: Progress) -> Path:
 
     Raises CapacityError when the disk has no room for it.
     """
+
+    def write() -> None:
+        for old in folder.glob("*.safetensors"):
+            old.unlink()
+        index = _write_shards(folder, shape, progress)
+        total = {"total_size": shape.nbytes()}
+        (folder / "model.safetensors.index.json").write_text(
+            json.dumps({"metadata": total, "weight_map": index})
+        )
+        (folder / "config.json").write_text(json.dumps(shape.config(), indent=1))
+
+    written_once(folder, shape, write)
+    return folder
+
+
+def written_once(folder: Path, shape: Shape, write: Callable[[], None]) -> None:
+    """Calls `write` unless `folder` holds a checkpoint of this shape, whole.
+
+    Raises CapacityError when the disk has no room for it.
+    """
     stamp = folder / "shape.json"
     wanted = json.dumps(asdict(shape), sort_keys=True)
     if stamp.is_file() and stamp.read_text() == wanted:
-        return folder
+        return
     folder.mkdir(parents=True, exist_ok=True)
-    free, need = shutil.disk_usage(folder).free, shape.nbytes()
-    if free < need + (1 << 30):
+    free, need = shutil.disk_usage(folder).free, shape.nbytes() + (1 << 30)
+    if free < need:
         raise CapacityError(
             f"{free / 1e9:.1f} GB free at {folder}",
-            expected=f"{(need + (1 << 30)) / 1e9:.1f} GB for a checkpoint of this shape",
+            expected=f"{need / 1e9:.1f} GB for a checkpoint of this shape",
             fix="free some disk space or choose fewer --layers",
         )
-    for old in folder.glob("*.safetensors"):
-        old.unlink()
-    index = _write_shards(folder, shape, progress)
-    total = {"total_size": need}
-    (folder / "model.safetensors.index.json").write_text(
-        json.dumps({"metadata": total, "weight_map": index})
-    )
-    (folder / "config.json").write_text(json.dumps(shape.config(), indent=1))
+    write()
     stamp.write_text(wanted)
-    return folder
 
 
 def _write_shards(folder: Path, shape: Shape, progress: Progress) -> dict[str, str]:
@@ -172,19 +185,16 @@ def _write_shards(folder: Path, shape: Shape, progress: Progress) -> dict[str, s
                 "data_offsets": [offset, end],
             }
             offset, index[name] = end, file
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
         with (folder / file).open("wb") as out:
-            out.write(len(text).to_bytes(8, "little") + text)
+            out.write(head_of(header))
             for name, dims in tensors:
-                done += out.write(_noise(rng, dims, shape.dtype, norm="norm" in name).data)
+                done += out.write(noise(rng, dims, shape.dtype, norm="norm" in name).data)
                 progress(done, total, "writing a random checkpoint")
     return index
 
 
-def _noise(
-    rng: np.random.Generator, dims: tuple[int, ...], dtype: str, *, norm: bool
-) -> np.ndarray:
+def noise(rng: np.random.Generator, dims: tuple[int, ...], dtype: str, *, norm: bool) -> np.ndarray:
+    """Words of the dtype, flat: ones for a norm, else random values near 0.02."""
     _, word, mask, base = _NOISE[dtype]
     count = int(np.prod(dims))
     if norm:
@@ -192,5 +202,5 @@ def _noise(
         return np.full(count, one, dtype=word)
     nbytes = count * np.dtype(word).itemsize
     words = rng.integers(0, 1 << 64, size=-(-nbytes // 8), dtype=np.uint64).view(word)[:count]
-    noise: np.ndarray = (words & word(mask)) | word(base)
-    return noise
+    made: np.ndarray = (words & word(mask)) | word(base)
+    return made

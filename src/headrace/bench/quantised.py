@@ -6,10 +6,8 @@ Codes are random bits under scales that keep values near 0.02; nothing is quanti
 from __future__ import annotations
 
 import json
-import shutil
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,9 +15,11 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.bench.checkpoint import Progress, Shape
-from headrace.errors import CapacityError, ConfigError
+from headrace.bench.checkpoint import Progress, Shape, noise, written_once
+from headrace.errors import ConfigError
 from headrace.formats.format import GGML, Format
+from headrace.weights.gguf import TYPES
+from headrace.weights.safetensors import head_of
 
 Words = NDArray[Any]
 Part = tuple[str, str, tuple[int, ...], Callable[[np.random.Generator], Words]]
@@ -96,26 +96,18 @@ def ensure_quantised(home: Path, shape: Shape, kind: str, progress: Progress) ->
         known = ", ".join([*LAYOUTS, *FILES])
         raise ConfigError(f"format {kind!r}", expected=f"one of {known}")
     folder = home / f"{shape.name()}-{kind.lower()}"
-    stamp, wanted = folder / "shape.json", json.dumps(asdict(shape), sort_keys=True)
     path = folder / f"{folder.name}.gguf" if kind in FILES else folder
-    if stamp.is_file() and stamp.read_text() == wanted:
-        return path
-    folder.mkdir(parents=True, exist_ok=True)
-    free, need = shutil.disk_usage(folder).free, shape.nbytes() + (1 << 30)
-    if free < need:
-        raise CapacityError(
-            f"{free / 1e9:.1f} GB free at {folder}",
-            expected=f"{need / 1e9:.1f} GB for a checkpoint of this shape",
-            fix="free some disk space or choose fewer --layers",
-        )
-    if kind in FILES:
-        _write_gguf(path, shape, FILES[kind], progress)
-    else:
+
+    def write() -> None:
+        if kind in FILES:
+            _write_gguf(path, shape, FILES[kind], progress)
+            return
         layout, told = LAYOUTS[kind]
         _write_safetensors(folder / "model.safetensors", shape, layout, progress)
         config = shape.config() | {"quantization_config": told}
         (folder / "config.json").write_text(json.dumps(config, indent=1))
-    stamp.write_text(wanted)
+
+    written_once(folder, shape, write)
     return path
 
 
@@ -133,11 +125,9 @@ def _write_safetensors(
             begin, end = end, end + prod(size) * _ITEM[tag]
             header[stem + suffix] = {"dtype": tag, "shape": size, "data_offsets": [begin, end]}
             makers.append(make)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
     rng = np.random.Generator(np.random.SFC64(0))
     with file.open("wb") as out:
-        out.write(len(text).to_bytes(8, "little") + text)
+        out.write(head_of(header))
         done = 0
         for make in makers:
             done += out.write(np.ascontiguousarray(make(rng)).tobytes())
@@ -148,13 +138,7 @@ _ITEM = {"F8_E4M3": 1, "U8": 1, "BF16": 2, "F32": 4, "I32": 4, "I64": 8}
 
 
 def _plain(name: str, dims: tuple[int, ...]) -> Iterator[Part]:
-    def make(rng: np.random.Generator) -> Words:
-        if "norm" in name:
-            return np.full(dims, 0x3F80, "u2")
-        words = rng.integers(0, 1 << 16, size=dims, dtype=np.uint16)
-        return (words & np.uint16(0x80FF)) | np.uint16(0x3C00)
-
-    yield "weight", "BF16", dims, make
+    yield "weight", "BF16", dims, lambda rng: noise(rng, dims, "bfloat16", norm="norm" in name)
 
 
 def _gguf_tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -179,11 +163,7 @@ def _gguf_tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "output.weight", (shape.vocab, shape.hidden)
 
 
-# ggml's numbers of the types.
-_TYPES = {
-    "Q4_0": 2, "Q5_0": 6, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14,
-    "IQ4_NL": 20, "IQ4_XS": 23,
-}  # fmt: skip
+_CODES = {name: code for code, (name, _, _) in TYPES.items()}
 _ALIGNED = 32
 
 
@@ -224,7 +204,7 @@ def _write_gguf(file: Path, shape: Shape, form: Format, progress: Progress) -> N
     for name, dims in _gguf_tensors(shape):
         packed = len(dims) > 1 and "ffn_gate_inp" not in name
         nbytes = prod(dims[:-1]) * form.tile_nbytes(dims[-1]) if packed else 4 * prod(dims)
-        kind = _TYPES[form.tag] if packed else 0
+        kind = _CODES[form.tag if packed else "F32"]
         infos += _text(name) + struct.pack("<I", len(dims))
         infos += struct.pack(f"<{len(dims)}Q", *reversed(dims)) + struct.pack("<IQ", kind, offset)
         tensors.append((name, dims, nbytes, packed))

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.weights.safetensors import head_of
+
 SHARD_BYTES = 350_000_000
 
 
@@ -72,10 +74,8 @@ def _write_shard(path: Path, shard: list[Planned], progress: Callable[[int], Non
         span = [at, at + tensor.nbytes]
         header[tensor.name] = {"dtype": "BF16", "shape": tensor.shape, "data_offsets": span}
         at += tensor.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(head_of(header))
         for tensor in shard:
             values = tensor.make()
             assert values.shape == tensor.shape, tensor.name

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,6 +63,13 @@ def read_table(file: Path) -> dict[str, Entry]:
     table = {name: _entry(file, name, value, 8 + length) for name, value in header.items()}
     _check_cover(file, table, 8 + length, size)
     return table
+
+
+def head_of(header: Mapping[str, object]) -> bytes:
+    """How a file with this table begins: its length, and the table padded to 8 bytes."""
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
