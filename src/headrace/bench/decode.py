@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from headrace.bench.checkpoint import Progress, Shape
-from headrace.bench.quantised import ensure_quantised
 from headrace.bench.report import fingerprint, peak_rss_bytes, spread
 from headrace.bench.roofline import Roofline, step_bytes
 from headrace.bench.runs import Bench, opened
@@ -30,14 +29,18 @@ def run(
     """Tokens/s, bytes/s and their ratio to the read bandwidth, and to the roofline: the lower of
     bandwidth and what the kernels reach in cache; each figure with its spread.
 
-    `kind`: the number format of a random checkpoint, plain floats of the shape's dtype where None.
+    `kind`: of a random checkpoint, see `opened`.
     A step must read every dense weight, the output head, the chosen experts' rows and the KV so
     far; of the embedding only a row.
     """
-    if model is None and kind is not None:
-        model = ensure_quantised(home / "bench", shape, kind, progress)
     with opened(
-        model=model, shape=shape, home=home, threads=threads, step_tokens=512, progress=progress
+        model=model,
+        shape=shape,
+        kind=kind,
+        home=home,
+        threads=threads,
+        step_tokens=512,
+        progress=progress,
     ) as bench:
         _decode(bench, 4, probe=False)  # the first touch of code and caches
         peak = peak_rss_bytes()
@@ -59,7 +62,7 @@ def run(
         read = facts.decode_bytes + cached
         return {
             "bench": "decode",
-            "model": str(model.name) if model else shape.name(),
+            "model": bench.name,
             "tokens_per_s": spread([1 / wall for wall in walls]),
             "mean_tokens_per_s": spread([1 / mean for mean in means]),
             **_against_limits(walls, bandwidths, roofline, read, cached),

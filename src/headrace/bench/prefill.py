@@ -12,6 +12,7 @@ import torch
 from headrace.bench.checkpoint import Progress, Shape
 from headrace.bench.report import fingerprint, peak_rss_bytes, spread
 from headrace.bench.runs import Bench, opened
+from headrace.planning.facts import ModelFacts
 
 PRODUCT_SIDE = 2048
 
@@ -20,6 +21,7 @@ def run(
     *,
     model: Path | None,
     shape: Shape,
+    kind: str | None = None,
     tokens: int,
     repeats: int,
     threads: int | None,
@@ -33,7 +35,13 @@ def run(
     torch product in BF16, and in float32 beside it, both in this run.
     """
     with opened(
-        model=model, shape=shape, home=home, threads=threads, step_tokens=tokens, progress=progress
+        model=model,
+        shape=shape,
+        kind=kind,
+        home=home,
+        threads=threads,
+        step_tokens=tokens,
+        progress=progress,
     ) as bench:
         _prefill(bench, tokens)
         peak = peak_rss_bytes()
@@ -46,13 +54,12 @@ def run(
             walls.append(_prefill(bench, tokens))
         bench.measure_bandwidth()
         facts = bench.facts
-        head = facts.vocab * facts.hidden  # meets the last token alone
-        operations = 2 * (tokens * (facts.active_weights - head) + head)
+        operations = _operations(facts, tokens)
         wall, product16 = statistics.median(walls), statistics.median(products16)
         by_bytes = facts.prefill_bytes / bench.bandwidth
         return {
             "bench": "prefill",
-            "model": str(model.name) if model else shape.name(),
+            "model": bench.name,
             "tokens_per_s": spread([tokens / w for w in walls]),
             "seconds": spread(walls),
             "bytes": facts.prefill_bytes,
@@ -70,6 +77,12 @@ def run(
             "repeats": repeats,
             "machine": fingerprint(threads=bench.device.pool.threads, isa=bench.device.pool.isa),
         }
+
+
+def _operations(facts: ModelFacts, tokens: int) -> int:
+    """Two for each weight and token; the output head meets the last token alone."""
+    head = facts.vocab * facts.hidden
+    return 2 * (tokens * (facts.active_weights - head) + head)
 
 
 def _prefill(bench: Bench, tokens: int) -> float:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.bench.checkpoint import Progress, Shape, noise, written_once
+from headrace.bench.checkpoint import Progress, Shape, ensure, noise, written_once
 from headrace.errors import ConfigError
 from headrace.formats.format import GGML, Format
 from headrace.weights.gguf import TYPES
@@ -109,6 +109,13 @@ def ensure_quantised(home: Path, shape: Shape, kind: str, progress: Progress) ->
 
     written_once(folder, shape, write)
     return path
+
+
+def random_checkpoint(home: Path, shape: Shape, kind: str | None, progress: Progress) -> Path:
+    """As `ensure_quantised`; plain floats of the shape's dtype where `kind` is None."""
+    if kind is None:
+        return ensure(home / shape.name(), shape, progress)
+    return ensure_quantised(home, shape, kind, progress)
 
 
 def _write_safetensors(

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace import _native
-from headrace.bench.checkpoint import Progress, Shape, ensure
+from headrace.bench.checkpoint import Progress, Shape
+from headrace.bench.quantised import random_checkpoint
 from headrace.config import EngineConfig
 from headrace.device.cpu import CpuDevice
 from headrace.engine.build import start_device
@@ -32,6 +33,7 @@ class Bench:
     engine: Engine
     device: CpuDevice
     source: ModelSource
+    name: str
     bandwidths: list[float] = field(default_factory=list)  # bytes/s, as measured so far
 
     def measure_bandwidth(self, seconds: float = BANDWIDTH_SECONDS) -> None:
@@ -68,13 +70,16 @@ def opened(
     *,
     model: Path | None,
     shape: Shape,
+    kind: str | None = None,
     home: Path,
     threads: int | None,
     step_tokens: int,
     progress: Progress,
 ) -> Iterator[Bench]:
-    """The model, or a random checkpoint of `shape`, kept under `home` for the next time."""
-    path = model or ensure(home / "bench" / shape.name(), shape, progress)
+    """The model, or a random checkpoint of `shape` in the number format `kind`, plain floats where
+    None, kept under `home` for the next time.
+    """
+    path = model or random_checkpoint(home / "bench", shape, kind, progress)
     config = EngineConfig.of(
         threads=threads,
         context=4096 if step_tokens < 4096 else step_tokens + 64,
@@ -89,6 +94,6 @@ def opened(
         opening, lambda done, total: progress(done, total, "reading weights"), device=device
     )
     try:
-        yield Bench(engine, device, opening.source)
+        yield Bench(engine, device, opening.source, path.name)
     finally:
         engine.close()

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.bench.checkpoint import Progress, Shape, ensure
+from headrace.bench.checkpoint import Progress, Shape
+from headrace.bench.quantised import random_checkpoint
 from headrace.bench.report import fingerprint, peak_rss_bytes, spread
 from headrace.config import EngineConfig
 from headrace.device.cpu import CpuDevice
@@ -53,6 +54,7 @@ def run(
     *,
     model: Path | None,
     shape: Shape,
+    kind: str | None = None,
     tokens: int,
     repeats: int,
     threads: int | None,
@@ -64,12 +66,12 @@ def run(
     """Tokens/s with `ram` for experts and with all in memory; misses, bytes read, and the rate of
     the disk by itself.
     """
-    path = model or ensure(home / "bench" / shape.name(), shape, progress)
+    path = model or random_checkpoint(home / "bench", shape, kind, progress)
     some = _runs(path, tokens, repeats, threads, skew, progress, {"experts.ram": ram})
     whole = _runs(path, tokens, repeats, threads, skew, progress, {})
     return {
         "bench": "tier",
-        "model": str(model.name) if model else shape.name(),
+        "model": path.name,
         "ram": ram,
         "skew": skew,
         **some,

@@ -5,165 +5,186 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headrace.cli import options
-from headrace.cli.environment import start_logging
+from headrace.cli.environment import home, start_logging
+from headrace.cli.meter import Meter
+
+if TYPE_CHECKING:
+    from headrace.bench.checkpoint import Shape
 
 SHAPE = "Shape of a random checkpoint, where no model is given"
 
 app = typer.Typer(help="Measure decoding, prompts, reading, sessions.", no_args_is_help=True)
 
-ModelFolder = Annotated[
-    str | None, typer.Option("--model", help="A model folder or `demo`; else a random checkpoint.")
-]
-Hidden = Annotated[int, typer.Option(min=1, rich_help_panel=SHAPE)]
-Width = Annotated[int, typer.Option(min=1, help="Of one expert.", rich_help_panel=SHAPE)]
 Experts = Annotated[int, typer.Option(min=1, rich_help_panel=SHAPE)]
-TopK = Annotated[int, typer.Option(min=1, rich_help_panel=SHAPE)]
-Layers = Annotated[int, typer.Option(min=1, rich_help_panel=SHAPE)]
-Dtype = Annotated[str, typer.Option(help="bfloat16, float16 or float32.", rich_help_panel=SHAPE)]
-Repeats = Annotated[int, typer.Option(min=1, help="Runs; the median is reported.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads that compute.")]
-Out = Annotated[Path | None, typer.Option(help="Write the result there as JSON, too.")]
+Tokens = Annotated[int, typer.Option(min=1, help="Tokens decoded in a run.")]
+Text = Callable[[dict[str, Any]], str]
+Progress = Callable[..., None]  # done, total, and what is being done
 
 
-class Run(NamedTuple):
-    model: str | None
-    tokens: int
-    repeats: int
-    threads: int | None
+@dataclass(frozen=True)
+class Layers:
+    """What the layers of a random checkpoint look like."""
+
+    hidden: Annotated[int, typer.Option(min=1, rich_help_panel=SHAPE)] = 2048
+    width: Annotated[int, typer.Option(min=1, help="Of one expert.", rich_help_panel=SHAPE)] = 768
+    experts: Experts = 128
+    layers: Annotated[int, typer.Option(min=1, rich_help_panel=SHAPE)] = 4
+    dtype: Annotated[
+        str, typer.Option(help="bfloat16, float16 or float32.", rich_help_panel=SHAPE)
+    ] = "bfloat16"
+
+    def shape(self, top_k: int) -> Shape:
+        """Raises ConfigError for one that no checkpoint has."""
+        from headrace.bench.checkpoint import Shape  # noqa: PLC0415 start-up time
+
+        return Shape(self.hidden, self.width, self.experts, top_k, self.layers, dtype=self.dtype)
 
 
-@app.command("decode")
-def decode(
-    model: ModelFolder = None,
-    hidden: Hidden = 2048,
-    width: Width = 768,
-    experts: Experts = 128,
-    top_k: TopK = 8,
-    layers: Layers = 4,
-    dtype: Dtype = "bfloat16",
+@dataclass(frozen=True)
+class Subject:
+    """A model, or the number format of a random one; how often, and on how many cores."""
+
+    model: Annotated[
+        str | None, typer.Option(help="A model folder or `demo`; else a random checkpoint.")
+    ] = None
+    top_k: Annotated[int, typer.Option(min=1, rich_help_panel=SHAPE)] = 8
     kind: Annotated[
         str | None,
         typer.Option("--format", help="Q4_K, MXFP4, FP8, ...", rich_help_panel=SHAPE),
-    ] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens decoded in a run.")] = 64,
-    repeats: Repeats = 5,
-    threads: Threads = None,
-    as_json: options.Json = False,
-    out: Out = None,
-) -> None:
-    """Tokens per second of one stream, against what memory and cores reach in the same run."""
-    from headrace.bench.checkpoint import Shape  # noqa: PLC0415 start-up time
-    from headrace.bench.decode import run as measure  # noqa: PLC0415 start-up time
+    ] = None
+    repeats: options.Repeats = 5
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads that compute.")] = None
 
-    shape = Shape(hidden, width, experts, top_k, layers, dtype=dtype)
-    run = Run(model, tokens, repeats, threads)
-    _report(partial(measure, kind=kind), run, shape, as_json=as_json, out=out)
+
+@dataclass(frozen=True)
+class Output:
+    """How a result is told."""
+
+    as_json: options.Json = False
+    out: Annotated[Path | None, typer.Option(help="Write the result there as JSON, too.")] = None
+
+    def of(
+        self, what: str, measure: Callable[[Progress], dict[str, Any]], text: Text | None = None
+    ) -> dict[str, Any]:
+        """Measures with a meter on the terminal, and tells; `text`: for people."""
+        from headrace.bench.report import write  # noqa: PLC0415 start-up time
+
+        start_logging("warning")
+        with Meter(what) as meter:
+            result = measure(meter.show)
+        if self.out is not None:
+            write(self.out, result)
+        told = json.dumps(result) + "\n" if self.as_json else (text or _lines)(result)
+        sys.stdout.write(told)
+        return result
+
+
+@app.command("decode")
+@options.expanded
+def decode(subject: Subject, shape: Layers, output: Output, tokens: Tokens = 64) -> None:
+    """Tokens per second of one stream, against what memory and cores reach in the same run."""
+    from headrace.bench.decode import run  # noqa: PLC0415 start-up time
+
+    _measure(run, subject, shape, output, tokens)
 
 
 @app.command("prefill")
+@options.expanded
 def prefill(
-    model: ModelFolder = None,
-    hidden: Hidden = 2048,
-    width: Width = 768,
-    experts: Experts = 128,
-    top_k: TopK = 8,
-    layers: Layers = 4,
-    dtype: Dtype = "bfloat16",
+    subject: Subject,
+    shape: Layers,
+    output: Output,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 512,
-    repeats: Repeats = 5,
-    threads: Threads = None,
-    as_json: options.Json = False,
-    out: Out = None,
 ) -> None:
     """Tokens per second of a prompt, against bandwidth and matrix rate of the same run."""
-    from headrace.bench.checkpoint import Shape  # noqa: PLC0415 start-up time
-    from headrace.bench.prefill import run as measure  # noqa: PLC0415 start-up time
+    from headrace.bench.prefill import run  # noqa: PLC0415 start-up time
 
-    shape = Shape(hidden, width, experts, top_k, layers, dtype=dtype)
-    run = Run(model, tokens, repeats, threads)
-    _report(measure, run, shape, as_json=as_json, out=out)
+    _measure(run, subject, shape, output, tokens)
+
+
+@app.command("tier")
+@options.expanded
+def tier(
+    subject: Subject,
+    shape: Layers,
+    output: Output,
+    tokens: Tokens = 64,
+    ram: Annotated[str, typer.Option(help="RAM for experts: bytes, slots or a share.")] = "50%",
+    skew: Annotated[float, typer.Option(min=0, help="Experts are used by rank^-skew.")] = 1.0,
+) -> None:
+    """Tokens per second with a part of the experts in RAM and all of them on disk."""
+    from headrace.bench.tier import run  # noqa: PLC0415 start-up time
+
+    _measure(run, subject, shape, output, tokens, ram=ram, skew=skew)
+
+
+@dataclass(frozen=True)
+class FewerExperts(Layers):
+    """Of layers whose experts are all timed."""
+
+    experts: Experts = 64
 
 
 @app.command("hetero")
+@options.expanded
 def hetero(
-    hidden: Hidden = 2048,
-    width: Width = 768,
-    experts: Experts = 64,
-    layers: Layers = 4,
-    dtype: Dtype = "bfloat16",
+    shape: FewerExperts,
+    output: Output,
     misses: Annotated[int, typer.Option(min=1, help="Of one layer, shared out.")] = 8,
     steps: Annotated[int, typer.Option(min=1, help="Of every split.")] = 15,
     charts: Annotated[Path | None, typer.Option(help="Folder for SVG charts.")] = None,
-    as_json: options.Json = False,
-    out: Out = None,
 ) -> None:
     """Misses of a layer fetched or computed: every split, on emulated links of three speeds."""
-    from headrace.bench.checkpoint import Shape  # noqa: PLC0415 start-up time
     from headrace.bench.hetero import LINKS, run  # noqa: PLC0415 start-up time
     from headrace.bench.hetero import charts as draw  # noqa: PLC0415 start-up time
     from headrace.bench.hetero_report import text  # noqa: PLC0415 start-up time
-    from headrace.bench.report import write  # noqa: PLC0415 start-up time
-    from headrace.cli.meter import Meter  # noqa: PLC0415 start-up time
 
-    start_logging("warning")
-    shape = Shape(hidden, width, experts, misses, layers, dtype=dtype)
-    with Meter("measuring") as meter:
-        result = run(shape=shape, misses=misses, steps=steps, links=LINKS, progress=meter.show)
-    if out is not None:
-        write(out, result)
+    made = shape.shape(misses)
+
+    def measure(progress: Progress) -> dict[str, Any]:
+        return run(shape=made, misses=misses, steps=steps, links=LINKS, progress=progress)
+
+    result = output.of("measuring", measure, text)
     if charts is not None:
         for name, svg in draw(result).items():
             (charts / f"{name}.svg").write_text(svg)
-    sys.stdout.write(json.dumps(result) + "\n" if as_json else text(result))
 
 
 @app.command("read")
+@options.expanded
 def read(
-    model: ModelFolder = None,
-    hidden: Hidden = 2048,
-    width: Width = 768,
-    experts: Experts = 128,
-    layers: Layers = 4,
-    dtype: Dtype = "bfloat16",
-    repeats: Repeats = 5,
-    as_json: options.Json = False,
-    out: Out = None,
+    shape: Layers,
+    output: Output,
+    model: Annotated[str | None, typer.Option(help="A model folder; else a random one.")] = None,
+    repeats: options.Repeats = 5,
 ) -> None:
     """How fast weights are read from disk, against a plain direct read of the same bytes."""
-    from headrace.bench.checkpoint import Shape  # noqa: PLC0415 start-up time
     from headrace.bench.read import run  # noqa: PLC0415 start-up time
-    from headrace.bench.report import write  # noqa: PLC0415 start-up time
-    from headrace.cli.environment import home  # noqa: PLC0415 start-up time
-    from headrace.cli.meter import Meter  # noqa: PLC0415 start-up time
     from headrace.cli.model import resolve  # noqa: PLC0415 start-up time
 
-    start_logging("warning")
-    with Meter("preparing") as meter:
-        result = run(
-            model=None if model is None else resolve(model, meter.show),
-            shape=Shape(hidden, width, experts, min(8, experts), layers, dtype=dtype),
-            repeats=repeats,
-            home=home(),
-            progress=meter.show,
-        )
-    if out is not None:
-        write(out, result)
-    _show(result, as_json=as_json)
+    def measure(progress: Progress) -> dict[str, Any]:
+        folder = None if model is None else resolve(model, progress)
+        made = shape.shape(min(8, shape.experts))
+        return run(model=folder, shape=made, repeats=repeats, home=home(), progress=progress)
+
+    output.of("preparing", measure)
 
 
 @app.command("load")
+@options.expanded
 def load(
     sessions: Annotated[
         str, typer.Argument(help="A file of sessions, or reasoning, coding, subagents, assistant.")
     ],
     url: Annotated[str, typer.Option(help="A server that speaks the dialect, ours or another.")],
+    output: Output,
     dialect: Annotated[
         str, typer.Option(help="chat, messages (Anthropic) or responses (OpenAI).")
     ] = "chat",
@@ -176,8 +197,6 @@ def load(
     timeout: Annotated[float, typer.Option(min=1, help="Seconds without data.")] = 3600.0,
     svg: Annotated[Path | None, typer.Option(help="Write a chart there.")] = None,
     save: Annotated[Path | None, typer.Option(help="Write the sessions there, too.")] = None,
-    as_json: options.Json = False,
-    out: Out = None,
 ) -> None:
     """Replay sessions of agents: time to the first token, decode rate, tokens from the cache."""
     from headrace.bench.load import replay  # noqa: PLC0415 start-up time
@@ -185,123 +204,82 @@ def load(
     from headrace.bench.load_report import chart, text  # noqa: PLC0415 start-up time
     from headrace.bench.load_sessions import read_sessions, write_sessions  # noqa: PLC0415
     from headrace.bench.load_workloads import WORKLOADS  # noqa: PLC0415 start-up time
-    from headrace.bench.report import write  # noqa: PLC0415 start-up time
-    from headrace.cli.meter import Meter  # noqa: PLC0415 start-up time
 
-    start_logging("warning")
     made = WORKLOADS.get(sessions)
     played = read_sessions(Path(sessions)) if made is None else made(seed, scale)
     if save is not None:
         write_sessions(save, played)
     target = Target(url, model=model, api_key=api_key, dialect=dialect)
-    with Meter("replaying") as meter:
-        result = replay(
-            played,
-            target,
-            timeout_s=timeout,
-            progress=lambda done, total: meter.show(done, total, "turns"),
-        )
-    if out is not None:
-        write(out, result)
-    drawn = chart(result)
+
+    def measure(progress: Progress) -> dict[str, Any]:
+        return replay(played, target, timeout_s=timeout, progress=_of(progress, "turns"))
+
+    drawn = chart(output.of("replaying", measure, text))
     if svg is not None and drawn is not None:
         svg.write_text(drawn)
-    sys.stdout.write(json.dumps(result) + "\n" if as_json else text(result))
-
-
-@app.command("tier")
-def tier(
-    model: ModelFolder = None,
-    hidden: Hidden = 2048,
-    width: Width = 768,
-    experts: Experts = 128,
-    top_k: TopK = 8,
-    layers: Layers = 4,
-    dtype: Dtype = "bfloat16",
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens decoded in a run.")] = 64,
-    ram: Annotated[str, typer.Option(help="RAM for experts: bytes, slots or a share.")] = "50%",
-    skew: Annotated[float, typer.Option(min=0, help="Experts are used by rank^-skew.")] = 1.0,
-    repeats: Repeats = 5,
-    threads: Threads = None,
-    as_json: options.Json = False,
-    out: Out = None,
-) -> None:
-    """Tokens per second with a part of the experts in RAM and all of them on disk."""
-    from headrace.bench.checkpoint import Shape  # noqa: PLC0415 start-up time
-    from headrace.bench.tier import run as measure  # noqa: PLC0415 start-up time
-
-    shape = Shape(hidden, width, experts, top_k, layers, dtype=dtype)
-    run = Run(model, tokens, repeats, threads)
-    some = partial(measure, ram=ram, skew=skew)
-    _report(some, run, shape, as_json=as_json, out=out)
 
 
 @app.command("soak")
+@options.expanded
 def soak(
     url: Annotated[str, typer.Option(help="A running headrace server.")],
+    output: Output,
     minutes: Annotated[float, typer.Option(min=0.1)] = 30.0,
     conversations: Annotated[int, typer.Option(min=1, help="At once.")] = 8,
     pid: Annotated[int | None, typer.Option(help="Of the server: its memory is watched.")] = None,
-    as_json: options.Json = False,
-    out: Out = None,
 ) -> None:
     """Conversations whose clients hang up at random; then nothing may be held. Exit 1 otherwise."""
     from headrace.bench.load_client import Target  # noqa: PLC0415 start-up time
-    from headrace.bench.report import write  # noqa: PLC0415 start-up time
     from headrace.bench.soak import soak as run  # noqa: PLC0415 start-up time
-    from headrace.cli.meter import Meter  # noqa: PLC0415 start-up time
 
-    start_logging("warning")
-    with Meter("soaking") as meter:
-        result = run(
+    def measure(progress: Progress) -> dict[str, Any]:
+        return run(
             Target(url),
             url,
             seconds=60 * minutes,
             conversations=conversations,
             pid=pid,
-            progress=lambda done, total: meter.show(done, total, "seconds"),
+            progress=_of(progress, "seconds"),
         )
-    if out is not None:
-        write(out, result)
-    sys.stdout.write(json.dumps(result) + "\n" if as_json else f"{result}\n")
+
+    result = output.of("soaking", measure, lambda found: f"{found}\n")
     if any(result["left_behind"].values()):
         raise typer.Exit(1)
 
 
-def _report(
-    measure: Callable[..., dict[str, Any]],
-    run: Run,
-    shape: object,
-    *,
-    as_json: bool,
-    out: Path | None,
+def _measure(
+    run: Callable[..., dict[str, Any]],
+    subject: Subject,
+    shape: Layers,
+    output: Output,
+    tokens: int,
+    **more: Any,
 ) -> None:
-    from headrace.bench.report import write  # noqa: PLC0415 start-up time
-    from headrace.cli.environment import home  # noqa: PLC0415 start-up time
-    from headrace.cli.meter import Meter  # noqa: PLC0415 start-up time
+    """One benchmark of an engine on the subject."""
     from headrace.cli.model import resolve  # noqa: PLC0415 start-up time
 
-    start_logging("warning")
-    with Meter("preparing") as meter:
-        result = measure(
-            model=None if run.model is None else resolve(run.model, meter.show),
-            shape=shape,
-            tokens=run.tokens,
-            repeats=run.repeats,
-            threads=run.threads,
+    def measure(progress: Progress) -> dict[str, Any]:
+        return run(
+            model=None if subject.model is None else resolve(subject.model, progress),
+            shape=shape.shape(subject.top_k),
+            kind=subject.kind,
+            tokens=tokens,
+            repeats=subject.repeats,
+            threads=subject.threads,
             home=home(),
-            progress=meter.show,
+            progress=progress,
+            **more,
         )
-    if out is not None:
-        write(out, result)
-    _show(result, as_json=as_json)
+
+    output.of("preparing", measure)
 
 
-def _show(result: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        sys.stdout.write(json.dumps(result) + "\n")
-    else:
-        sys.stdout.write("".join(f"{name:<36} {value}\n" for name, value in _flat(result)))
+def _of(progress: Progress, unit: str) -> Callable[[int, int], None]:
+    return lambda done, total: progress(done, total, unit)
+
+
+def _lines(result: dict[str, Any]) -> str:
+    return "".join(f"{name:<36} {value}\n" for name, value in _flat(result))
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -63,6 +67,7 @@ Thinking = Annotated[
     bool | None,
     typer.Option("--thinking/--no-thinking", help="Whether the model thinks first, if it can."),
 ]
+Repeats = Annotated[int, typer.Option(min=1, help="Runs; the median is reported.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 
@@ -77,3 +82,37 @@ def engine_config(config: Path | None, settings: list[str] | None, **flags: Any)
         keys[key.strip()] = value.strip()
     keys |= {key: value for key, value in flags.items() if value is not None}
     return made.with_keys(keys)
+
+
+def expanded(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose dataclass parameters stand for their fields: options that commands share."""
+    kinds = get_type_hints(command, include_extras=True)
+    groups: dict[str, type] = {}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        kind = kinds[parameter.name]
+        if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
+            parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=kind))
+            continue
+        groups[parameter.name] = kind
+        within = get_type_hints(kind, include_extras=True)
+        parameters += [
+            parameter.replace(
+                name=field.name,
+                kind=parameter.KEYWORD_ONLY,
+                default=field.default,
+                annotation=within[field.name],
+            )
+            for field in dataclasses.fields(kind)
+        ]
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        for name, kind in groups.items():
+            taken = {field.name: given.pop(field.name) for field in dataclasses.fields(kind)}
+            given[name] = kind(**taken)
+        command(**given)
+
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    run.__dict__["__signature__"] = inspect.Signature(parameters)
+    return run

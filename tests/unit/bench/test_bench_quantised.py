@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.bench import prefill
 from headrace.bench.checkpoint import Shape
 from headrace.bench.quantised import FILES, LAYOUTS, ensure_quantised
 from headrace.bench.roofline import Roofline, step_bytes
@@ -43,3 +44,14 @@ def test_each_format_is_bound_by_the_lower_rate() -> None:
     assert roofline.seconds(200.0, 400) == 400 / 200 + 1000 / 200 + 600 / 50
     assert roofline.seconds(40.0) == 1600 / 40
     assert Roofline({BFLOAT16: 1000}, 256).seconds(10.0) == 100.0
+
+
+def test_a_prompt_in_a_format_is_measured(tmp_path: Path) -> None:
+    result = prefill.run(
+        model=None, shape=SHAPE, kind="Q3_K", tokens=40, repeats=1, threads=1, home=tmp_path,
+        progress=lambda done, total, what: None,
+    )  # fmt: skip
+    assert result["model"] == f"{SHAPE.name()}-q3_k.gguf"
+    packed = ensure_quantised(tmp_path / "bench", SHAPE, "Q3_K", pytest.fail).stat().st_size
+    assert 0.5 * packed < result["bytes"] < packed  # without the embedding
+    assert 0 < result["tokens_per_s"]["median"] < 1e6

@@ -57,6 +57,8 @@ def test_help_needs_neither_torch_nor_the_server(command):
         (("run", "x", "hi", "--temperature", "9"), 2, "temperature"),
         (("chat", "x", "--top-p", "-1"), 2, "top_p"),
         (("run", "/no/such/folder", "hi"), 1, "/no/such/folder"),
+        (("bench", "prefill", "--format", "Q9_X"), 2, "Q9_X"),
+        (("bench", "tier", "--top-k", "9", "--experts", "8"), 2, "top_k"),
         (("run", "org/name", "hi"), 2, "headrace pull org/name"),
         (("pull", "name"), 2, "org/name"),
         (("pull", "../name"), 2, "no model of a hub"),
