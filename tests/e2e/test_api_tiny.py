@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -163,6 +164,33 @@ def test_a_named_tool_is_called_and_its_arguments_stream_in_pieces(client):
     assert arguments["city"] in ("Paris", "Rome")
     assert 1 <= arguments["days"] <= 9
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_a_custom_tool_is_called_with_text_of_its_grammar(client):
+    grammar = {"syntax": "lark", "definition": 'start: "\\"" /[a-c]{3,9}/ "\\n"'}
+    custom = {"name": "spell", "format": {"type": "grammar", "grammar": grammar}}
+    tool = {"type": "custom", "custom": custom}
+    wanted = {"tools": [CLOCK, tool], "extra_body": AT_ONCE, "max_tokens": 300}
+    named = {"type": "custom", "custom": {"name": "spell"}}
+    choice = ask(client, **wanted, tool_choice=named, seed=3).choices[0]
+    (call,) = choice.message.tool_calls
+    assert (choice.finish_reason, call.type, call.custom.name) == ("tool_calls", "custom", "spell")
+    assert re.fullmatch('"[a-c]{3,9}\n', call.custom.input)
+    said = [
+        delta.model_dump()
+        for chunk in ask(client, **wanted, tool_choice=named, seed=3, stream=True)
+        for choice in chunk.choices
+        for delta in choice.delta.tool_calls or []
+    ]
+    assert (said[0]["type"], said[0]["custom"]["name"]) == ("custom", "spell")
+    assert "".join(delta["custom"]["input"] for delta in said) == call.custom.input
+    back = [*HI, choice.message.model_dump(exclude_none=True)]
+    back.append({"role": "tool", "tool_call_id": call.id, "content": "spelled"})
+    assert ask(client, messages=back, **wanted).usage.prompt_tokens > 0
+    grammar["definition"] = "start: ("
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(client, **wanted)
+    assert refused.value.param == "tools[1].custom.format.grammar.definition"
 
 
 def test_a_json_schema_shapes_the_answer(client):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+import lark
 import openai
 import pydantic
 import pytest
@@ -145,6 +147,30 @@ def test_calls_that_are_not_allowed_do_not_come(client):
             extra_body={"seed": seed},
         )
         assert [item.name for item in reply.output] == ["get_time"]
+
+
+def test_a_custom_call_is_text_of_its_lark_grammar(client):
+    grammar = 'start: "say \\"" WORD "\\"\\n"\nWORD: /[a-z]{2,5}/'
+    form = {"type": "grammar", "syntax": "lark", "definition": grammar}
+    reply = client.responses.create(
+        **given(
+            tools=[{"type": "custom", "name": "speak", "format": form}],
+            tool_choice="required",
+            parallel_tool_calls=False,
+            reasoning=AT_ONCE,
+            max_output_tokens=300,
+        )
+    )
+    (call,) = reply.output
+    assert (call.type, call.name) == ("custom_tool_call", "speak")
+    assert re.fullmatch('say "[a-z]{2,5}"\n', call.input)
+    assert lark.Lark(grammar).parse(call.input)
+    form["definition"] = "start: ("
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(
+            **given(tools=[{"type": "custom", "name": "speak", "format": form}])
+        )
+    assert refused.value.param == "tools[0].format.definition"
 
 
 def test_a_custom_call_matches_its_grammar_streamed_or_not(client):

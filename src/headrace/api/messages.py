@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from headrace.api.custom_tools import custom_arguments
 from headrace.api.fields import Fields, objects, shown
 from headrace.chat.types import Message, ToolCall
 
@@ -80,8 +81,10 @@ def _assistant(entry: Fields, name: str | None) -> Message:
 
 
 def _tool_call(call: Fields) -> ToolCall:
-    call.choice("type", ("function",))
+    kind = call.choice("type", ("function", "custom"))
     call.whole("index", 0, 1 << 20)
+    if kind == "custom":
+        return _custom_call(call)
     function = call.child("function")
     if function is None:
         raise call.fault("function", "missing", expected="an object with name and arguments")
@@ -95,6 +98,20 @@ def _tool_call(call: Fields) -> ToolCall:
     call_id = call.required_text("id")
     call.done()
     return ToolCall(id=call_id, name=name, arguments=arguments or "{}")
+
+
+def _custom_call(call: Fields) -> ToolCall:
+    custom = call.child("custom")
+    if custom is None:
+        raise call.fault("custom", "missing", expected="an object with name and input")
+    made = ToolCall(
+        id=call.required_text("id"),
+        name=custom.required_text("name"),
+        arguments=custom_arguments(custom.required_text("input")),
+    )
+    custom.done()
+    call.done()
+    return made
 
 
 def _content(entry: Fields, role: str) -> str | None:

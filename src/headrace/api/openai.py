@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from headrace.api.call import Call, RawPrompts, StreamOptions
+from headrace.api.custom_tools import custom_tool, read_grammar
 from headrace.api.fields import Fields, shown
 from headrace.api.messages import parse_messages
 from headrace.api.sampling import (
@@ -16,7 +17,7 @@ from headrace.api.sampling import (
     read_sampling,
     read_stop,
 )
-from headrace.chat.types import ChatRequest, OutputFormat, Tool, ToolChoice
+from headrace.chat.types import ChatRequest, OutputFormat, TextInput, Tool, ToolChoice
 from headrace.engine.request import Sampling
 
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
@@ -121,11 +122,11 @@ def parse_tools(body: Fields) -> tuple[Tool, ...]:
     tools: list[Tool] = []
     for entry in body.children("tools") or []:
         kind = entry.required_text("type")
-        if kind != "function":
-            raise entry.fault("type", f"found {shown(kind)}", expected="function")
-        function = entry.child("function")
+        if kind not in ("function", "custom"):
+            raise entry.fault("type", f"found {shown(kind)}", expected="function or custom")
+        function = entry.child(kind)
         if function is None:
-            raise entry.fault("function", "missing", expected="an object with a name")
+            raise entry.fault(kind, "missing", expected="an object with a name")
         name = function.required_text("name")
         if not TOOL_NAME.fullmatch(name):
             raise function.fault(
@@ -133,17 +134,32 @@ def parse_tools(body: Fields) -> tuple[Tool, ...]:
             )
         if any(tool.name == name for tool in tools):
             raise function.fault("name", f"{shown(name)} is given twice", expected="unique names")
-        tools.append(
-            Tool(
-                name=name,
-                description=function.text("description") or "",
-                parameters=function.mapping("parameters") or {},
-                strict=function.flag("strict") or False,
-            )
-        )
+        tools.append((_function if kind == "function" else _custom)(function, name))
         function.done()
         entry.done()
     return tuple(tools)
+
+
+def _function(entry: Fields, name: str) -> Tool:
+    return Tool(
+        name=name,
+        description=entry.text("description") or "",
+        parameters=entry.mapping("parameters") or {},
+        strict=entry.flag("strict") or False,
+    )
+
+
+def _custom(entry: Fields, name: str) -> Tool:
+    description, wanted, text = entry.text("description"), entry.child("format"), TextInput()
+    if wanted is not None:
+        if wanted.choice("type", ("text", "grammar")) == "grammar":
+            grammar = wanted.child("grammar")
+            if grammar is None:
+                raise wanted.fault("grammar", "missing", expected="syntax and definition")
+            text = read_grammar(grammar)
+            grammar.done()
+        wanted.done()
+    return custom_tool(name, description, text)
 
 
 def _tool_choice(body: Fields, tools: tuple[Tool, ...]) -> ToolChoice:
@@ -161,12 +177,12 @@ def _tool_choice(body: Fields, tools: tuple[Tool, ...]) -> ToolChoice:
             raise body.fault("tool_choice", "required, but there are no tools", expected="tools")
         return ToolChoice(value)  # type: ignore[arg-type]
     choice = Fields(value, body.path("tool_choice"))
-    choice.choice("type", ("function",))
-    function = choice.child("function")
+    kind = choice.choice("type", ("function", "custom")) or "function"
+    function = choice.child(kind)
     if function is None:
-        raise choice.fault("function", "missing", expected='{"name": ...}')
+        raise choice.fault(kind, "missing", expected='{"name": ...}')
     name = function.required_text("name")
-    if all(tool.name != name for tool in tools):
+    if all(tool.name != name or (tool.input is None) != (kind == "function") for tool in tools):
         raise function.fault(
             "name",
             f"{shown(name)} is not among the tools",

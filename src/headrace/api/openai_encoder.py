@@ -14,6 +14,7 @@ from headrace.api.openai_wire import (
     CompletionChunks,
     chat_completion,
     completion,
+    custom_names,
 )
 from headrace.api.reading import TurnEvent, Usage
 from headrace.api.sse import DONE, comment, frame
@@ -46,7 +47,8 @@ class OpenAiEncoder:
         return comment("keep-alive") + frame(self._chunks.ping())
 
     def whole(self, events: Sequence[TurnEvent], usage: Usage) -> Json:
-        answers = [Answer() for _ in range(self._envelope.choices)]
+        custom = custom_names(self._envelope)
+        answers = [Answer(custom) for _ in range(self._envelope.choices)]
         for event in events:
             answers[event.choice].add(event)
         return self._whole(self._envelope, answers, usage)

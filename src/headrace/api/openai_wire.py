@@ -7,14 +7,17 @@ import uuid
 from collections.abc import Iterator
 
 from headrace.api.call import StreamOptions
+from headrace.api.custom_tools import CustomInput
 from headrace.api.dialect import Envelope, Json
 from headrace.api.reading import Delta, Ended, TurnEvent, Usage
 from headrace.chat.tokenizer import Tokenizer
 from headrace.chat.types import (
     ChatEvent,
+    ChatRequest,
     ReasoningDelta,
     TextDelta,
     ToolCallDelta,
+    ToolCallEnd,
     ToolCallStart,
 )
 from headrace.engine.request import Logprob
@@ -47,6 +50,7 @@ class ChatChunks:
         self._envelope = envelope
         self._stream = envelope.call.stream or StreamOptions()
         self._id = new_id("chatcmpl")
+        self._calls = [CallWriter(custom_names(envelope)) for _ in range(envelope.choices)]
 
     def first(self) -> Iterator[Json]:
         for i in range(self._envelope.choices):
@@ -73,8 +77,11 @@ class ChatChunks:
             yield {**self._chunk([]), "usage": usage_json(usage)}
 
     def _deltas(self, event: Delta) -> list[Json]:
+        calls = self._calls[event.choice]
         choices = [
-            _chunk_choice(event.choice, delta) for e in event.events if (delta := chat_delta(e))
+            _chunk_choice(event.choice, delta)
+            for e in event.events
+            if (delta := chat_delta(e, calls))
         ]
         if event.logprobs:
             choices = choices or [_chunk_choice(event.choice, {})]
@@ -99,27 +106,62 @@ def _chunk_choice(index: int, delta: Json, *, finish: str | None = None) -> Json
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
 
 
-def chat_delta(event: ChatEvent) -> Json | None:
+def custom_names(envelope: Envelope) -> frozenset[str]:
+    """The tools whose calls are text."""
+    ask = envelope.call.ask
+    tools = ask.tools if isinstance(ask, ChatRequest) else ()
+    return frozenset(tool.name for tool in tools if tool.input is not None)
+
+
+class CallWriter:
+    """The calls of one choice as the API shows them: of functions, or of custom tools by input."""
+
+    def __init__(self, custom: frozenset[str]) -> None:
+        self._custom = custom
+        self._inputs: dict[int, CustomInput] = {}
+
+    def begin(self, index: int, call_id: str, name: str) -> Json:
+        if name in self._custom:
+            self._inputs[index] = CustomInput()
+            return {"id": call_id, "type": "custom", "custom": {"name": name, "input": ""}}
+        function = {"name": name, "arguments": ""}
+        return {"id": call_id, "type": "function", "function": function}
+
+    def more(self, index: int, arguments: str) -> Json | None:
+        """What these arguments add."""
+        if index not in self._inputs:
+            return {"function": {"arguments": arguments}}
+        text = self._inputs[index].feed(arguments)
+        return {"custom": {"input": text}} if text else None
+
+    def end(self, index: int) -> Json | None:
+        text = self._inputs[index].finish() if index in self._inputs else ""
+        return {"custom": {"input": text}} if text else None
+
+
+def chat_delta(event: ChatEvent, calls: CallWriter) -> Json | None:
+    said: Json | None = None
     match event:
         case TextDelta(text):
             return {"content": text}
         case ReasoningDelta(text):
             return {"reasoning_content": text}
         case ToolCallStart(index, call_id, name):
-            function = {"name": name, "arguments": ""}
-            call = {"index": index, "id": call_id, "type": "function", "function": function}
-            return {"tool_calls": [call]}
+            said = calls.begin(index, call_id, name)
         case ToolCallDelta(index, arguments):
-            return {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
-    return None
+            said = calls.more(index, arguments)
+        case ToolCallEnd(index):
+            said = calls.end(index)
+    return None if said is None else {"tool_calls": [{"index": index, **said}]}
 
 
 class Answer:
     """One choice's events, gathered for a reply that is not streamed."""
 
-    def __init__(self) -> None:
+    def __init__(self, custom: frozenset[str] = frozenset()) -> None:
         self.text = ""
         self.reasoning = ""
+        self._writer = CallWriter(custom)
         self.calls: list[Json] = []
         self.logprobs: list[Logprob] = []
         self.finish: str | None = None
@@ -137,11 +179,17 @@ class Answer:
                     self.text += text
                 case ReasoningDelta(text):
                     self.reasoning += text
-                case ToolCallStart(_, call_id, name):
-                    function = {"name": name, "arguments": ""}
-                    self.calls.append({"id": call_id, "type": "function", "function": function})
+                case ToolCallStart(index, call_id, name):
+                    self.calls.append(self._writer.begin(index, call_id, name))
                 case ToolCallDelta(index, arguments):
-                    self.calls[index]["function"]["arguments"] += arguments
+                    self._grow(index, self._writer.more(index, arguments))
+                case ToolCallEnd(index):
+                    self._grow(index, self._writer.end(index))
+
+    def _grow(self, index: int, said: Json | None) -> None:
+        for kind, pieces in (said or {}).items():
+            for key, text in pieces.items():
+                self.calls[index][kind][key] += text
 
 
 def chat_completion(envelope: Envelope, answers: list[Answer], usage: Usage) -> Json:

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.api.call import NO_IMAGE
+from headrace.api.custom_tools import custom_arguments
 from headrace.api.errors import NotFound
 from headrace.api.fields import Fields, objects, shown
-from headrace.api.responses_tools import custom_arguments, flat_name
+from headrace.api.responses_tools import flat_name
 from headrace.chat.types import Message, Role, ToolCall
 
 Json = dict[str, Any]

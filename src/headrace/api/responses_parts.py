@@ -5,11 +5,11 @@ An item's events come without sequence numbers, which the whole stream shares.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any, Literal, Protocol
 
-from headrace.api.responses_tools import INPUT, Offered
+from headrace.api.custom_tools import CustomInput
+from headrace.api.responses_tools import Offered
 
 Json = dict[str, Any]
 Status = Literal["completed", "incomplete"]
@@ -182,8 +182,7 @@ class CustomItem:
     def __init__(self, id: str, index: int, call_id: str, tool: Offered) -> None:
         self._place = _Place(id, index)
         self._call_id, self._tool = call_id, tool
-        self._arguments: list[str] = []
-        self._input = InputText()
+        self._input = CustomInput()
         self._text: list[str] = []
         self._status = "in_progress"
 
@@ -191,13 +190,11 @@ class CustomItem:
         yield self._place.whole("added", self.item)
 
     def add(self, text: str, logprobs: list[Json]) -> Iterator[Json]:
-        self._arguments.append(text)
         yield from self._grow(self._input.feed(text))
 
     def end(self, status: Status) -> Iterator[Json]:
         self._status = status
-        if not self._input.found:
-            yield from self._grow(_whole_input("".join(self._arguments)))
+        yield from self._grow(self._input.finish())
         item = self.item
         yield self._place.event("custom_tool_call_input.done", input=item["input"])
         yield self._place.whole("done", item)
@@ -222,75 +219,3 @@ class CustomItem:
 
 def _space(tool: Offered) -> Json:
     return {} if tool.namespace is None else {"namespace": tool.namespace}
-
-
-def _whole_input(arguments: str) -> str:
-    """Of arguments that were not read as they came."""
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-    text = value.get(INPUT) if isinstance(value, dict) else None
-    return _unescaped(json.dumps(text)[1:-1]) if isinstance(text, str) else arguments
-
-
-class InputText:
-    """Reads the string out of `{"input": "..."}` as its text comes; any cut gives the same."""
-
-    HEAD = ("{", f'"{INPUT}"', ":", '"')
-
-    def __init__(self) -> None:
-        self._at = 0  # pieces of HEAD that were read
-        self._held = ""  # what may go on to be a piece of HEAD or an escape
-        self._closed = False
-
-    @property
-    def found(self) -> bool:
-        """The string has begun: what `feed` gives is all of it."""
-        return self._at == len(self.HEAD)
-
-    def feed(self, text: str) -> str:
-        """The characters of the string that this text completes."""
-        self._held += text
-        while not self.found:
-            piece, held = self.HEAD[self._at], self._held.lstrip()
-            if not held.startswith(piece):
-                return ""
-            self._at, self._held = self._at + 1, held[len(piece) :]
-        return "" if self._closed else self._string()
-
-    def _string(self) -> str:
-        text, at = self._held, 0
-        while at < len(text) and text[at] != '"':
-            step = _escape_length(text, at) if text[at] == "\\" else 1
-            if step == 0:
-                break
-            at += step
-        self._closed = at < len(text) and text[at] == '"'
-        self._held = text[at:]
-        return _unescaped(text[:at])
-
-
-def _unescaped(text: str) -> str:
-    try:
-        value = str(json.loads(f'"{text}"', strict=False))
-    except ValueError:
-        return text
-    # Half a surrogate pair, which a model may well write, is no text.
-    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def _escape_length(text: str, at: int) -> int:
-    """Of the escape that begins here, both halves of a surrogate pair; 0 if it is not complete."""
-    if len(text) < at + 2:
-        return 0
-    if text[at + 1] != "u":
-        return 2
-    if len(text) < at + 6:
-        return 0
-    if text[at + 2 : at + 4].lower() not in ("d8", "d9", "da", "db"):
-        return 6
-    rest = text[at + 6 : at + 12]
-    if not rest.startswith("\\u"[: len(rest)]):
-        return 6
-    return 12 if len(rest) == 6 else 0

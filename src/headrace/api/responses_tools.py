@@ -6,19 +6,17 @@ reply's `tools` lists what was. A custom tool is a function with one string, `in
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from headrace.api.custom_tools import custom_tool, read_grammar
 from headrace.api.fields import Fields, shown
 from headrace.api.openai import TOOL_NAME
-from headrace.chat.types import Tool, ToolChoice
+from headrace.chat.types import TextInput, Tool, ToolChoice
 
 Json = dict[str, Any]
 Kind = Literal["function", "custom"]
 KINDS: dict[str, Kind] = {"function": "function", "custom": "custom"}
-INPUT = "input"  # the one argument of a custom tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +134,6 @@ def flat_name(namespace: str | None, name: str) -> str:
     return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
 
 
-def custom_arguments(text: str) -> str:
-    """A custom tool's input as the arguments of the model's function."""
-    return json.dumps({INPUT: text}, ensure_ascii=False)
-
-
 def _name(entry: Fields) -> str:
     name = entry.required_text("name")
     if not TOOL_NAME.fullmatch(name):
@@ -166,34 +159,13 @@ def _function(entry: Fields, flat: str, name: str) -> tuple[Tool, Json]:
 
 def _custom(entry: Fields, flat: str, name: str) -> tuple[Tool, Json]:
     description, wanted = entry.text("description"), entry.child("format")
+    text = TextInput()
     shape: Json = {"type": "text"}
-    value: Json = {"type": "string"}
-    lines = list(_paragraphs(description))
     if wanted is not None and wanted.choice("type", ("text", "grammar")) == "grammar":
-        syntax = wanted.choice("syntax", ("lark", "regex"))
-        if syntax is None:
-            raise wanted.fault("syntax", "missing", expected="lark or regex")
-        definition = wanted.required_text("definition")
-        shape = {"type": "grammar", "syntax": syntax, "definition": definition}
-        what = "Lark grammar" if syntax == "lark" else "regular expression"
-        lines.append(f"The argument `{INPUT}` must match this {what}:\n{definition}")
-        if syntax == "regex":
-            value["pattern"] = f"^(?:{definition})$"
-    else:
-        lines.append(f"The argument `{INPUT}` is free text.")
+        text = read_grammar(wanted)
+        shape = {"type": "grammar", "syntax": text.kind, "definition": text.pattern}
     if wanted is not None:
         wanted.done()
-    parameters = {
-        "type": "object",
-        "properties": {INPUT: value},
-        "required": [INPUT],
-        "additionalProperties": False,
-    }
-    tool = Tool(flat, "\n\n".join(lines), parameters, strict="pattern" in value)
+    tool = custom_tool(flat, description, text)
     echo = {"type": "custom", "name": name, "description": description, "format": shape}
     return tool, echo
-
-
-def _paragraphs(text: str | None) -> Iterator[str]:
-    if text:
-        yield text

@@ -19,7 +19,8 @@ from headrace.chat.schema_text import checked_schema
 from headrace.chat.style import Delimiter, Style, is_mark
 from headrace.chat.tokenizer import Tokenizer
 from headrace.chat.tool_grammar import JSON_BLANK, CallRules, call_rules, final
-from headrace.chat.types import ChatRequest, OutputFormat
+from headrace.chat.tools.lark_text import checked_lark
+from headrace.chat.types import ChatRequest, OutputFormat, TextInput
 from headrace.errors import RequestError
 
 Reasoning = Literal["open", "possible", "closed"]
@@ -70,6 +71,7 @@ def compile_constraint(
     (`possible`), or not; the grammar holds after it. A format and tools together mean: the answer
     in that format, or calls. Raises RequestError naming the field of what cannot be compiled.
     """
+    _check_inputs(tokenizer, request)
     calls = call_rules(request, style)
     if calls is None and request.format.kind == "text":
         return None
@@ -79,6 +81,7 @@ def compile_constraint(
     alternatives: list[str] = []
     if calls is not None:
         lines += calls.lines
+        grammars += calls.grammars
         alternatives.append(calls.start(format_given=request.format.kind != "text"))
     if request.format.kind != "text" and request.tool_choice.mode in ("auto", "none"):
         answer = _format_rule(request.format, lines, grammars)
@@ -95,6 +98,34 @@ def compile_text_constraint(tokenizer: Tokenizer, output: OutputFormat) -> Gramm
     grammars: list[dict[str, str]] = []
     lines.append(f"start: {_format_rule(output, lines, grammars)}")
     return _constraint(tokenizer, lines, grammars, "response_format")
+
+
+def _check_inputs(tokenizer: Tokenizer, request: ChatRequest) -> None:
+    """Each custom tool's grammar by itself, so that an error names the one that is wrong."""
+    total = 0
+    for tool in request.tools:
+        if tool.grammar is None:
+            continue
+        total += len(tool.grammar.pattern)
+        if total > MAX_PATTERN_CHARS:
+            raise RequestError(
+                f"grammars of more than {MAX_PATTERN_CHARS} characters",
+                field=tool.grammar.field,
+                expected=f"at most {MAX_PATTERN_CHARS} in all tools of a request",
+            )
+        _compiled_alone(tokenizer, tool.grammar)
+
+
+@lru_cache(maxsize=64)
+def _compiled_alone(tokenizer: Tokenizer, grammar: TextInput) -> None:
+    if grammar.kind == "lark":
+        lark = checked_lark(grammar.pattern, grammar.field)
+    else:
+        made = json.loads(llguidance.LLMatcher.grammar_from_regex(grammar.pattern))
+        lark = made["grammars"][0]["lark_grammar"]
+    _constraint(
+        tokenizer, ["start: @text"], [{"name": "text", "lark_grammar": lark}], grammar.field
+    )
 
 
 def _reasoning_rules(style: Style, reasoning: Reasoning, lines: list[str]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from headrace.chat.schema_text import checked_schema
 from headrace.chat.style import Channels, Style
 from headrace.chat.tools.rules import Rules
-from headrace.chat.tools.writing import WRITINGS, object_schema
+from headrace.chat.tools.writing import WRITINGS, arguments, object_schema
 from headrace.chat.types import ChatRequest, Tool
 from headrace.errors import RequestError
 
@@ -30,6 +30,7 @@ class CallRules:
     channels: Channels | None = None
     free: str = ""  # the right side where text may come before calls or instead of them
     lines: list[str] = field(default_factory=list)
+    grammars: list[dict[str, str]] = field(default_factory=list)  # that the lines speak of
 
     def start(self, *, format_given: bool) -> str:
         """The right side of the rule for a turn; a given format takes the place of free text."""
@@ -43,8 +44,8 @@ class CallRules:
 def call_rules(request: ChatRequest, style: Style) -> CallRules | None:
     """The rules for the calls `request` allows, None where nothing about calls is constrained.
 
-    That is: a call is forced, a tool is strict, only some tools are allowed, calls must be single,
-    or a format is given.
+    That is: a call is forced, a tool is strict or takes text of a grammar, only some tools are
+    allowed, calls must be single, or a format is given.
     Raises RequestError for an unknown tool and for a family whose syntax is not known.
     """
     choice = request.tool_choice
@@ -52,7 +53,12 @@ def call_rules(request: ChatRequest, style: Style) -> CallRules | None:
         return None
     forced = choice.mode in ("required", "named")
     strict = bool(choice.allowed) or any(tool.strict for tool in request.tools)
-    if not (forced or strict) and request.parallel_tool_calls and request.format.kind == "text":
+    held = any(tool.grammar is not None for tool in request.tools)
+    if (
+        not (forced or strict or held)
+        and request.parallel_tool_calls
+        and request.format.kind == "text"
+    ):
         return None
     if not request.tools:
         raise RequestError("a call is asked for but no tool is given", field="tool_choice")
@@ -80,7 +86,7 @@ def call_rules(request: ChatRequest, style: Style) -> CallRules | None:
     several = request.parallel_tool_calls and choice.mode != "named" and style.channels is None
     rules = CallRules(forced, several, channels=style.channels)
     if style.channels is not None:
-        _add_channel_calls(rules.lines, named, style.channels)
+        _add_channel_calls(rules, named, style.channels)
     else:
         _add_calls(rules, named, style)
     return rules
@@ -91,13 +97,17 @@ def final(channels: Channels, rule: str) -> str:
     return f'<[{channels.channel}]> "final" <[{channels.message}]> {rule}'
 
 
-def _add_channel_calls(lines: list[str], named: list[tuple[int, Tool]], channels: Channels) -> None:
+def _add_channel_calls(rules: CallRules, named: list[tuple[int, Tool]], channels: Channels) -> None:
+    lines = rules.lines
     for i, tool in named:
-        guidance = {"whitespace_pattern": JSON_BLANK, "lenient": not tool.strict}
         where = f"tools[{i}].function.parameters"
-        lines.append(
-            f"args_{i}: %json {checked_schema(object_schema(tool.parameters), where, guidance)}"
-        )
+        if tool.grammar is not None:
+            made = Rules({}, lines, rules.grammars)
+            made.add(f"args_{i}", arguments(made, i, tool, where))
+        else:
+            guidance = {"whitespace_pattern": JSON_BLANK, "lenient": not tool.strict}
+            schema = checked_schema(object_schema(tool.parameters), where, guidance)
+            lines.append(f"args_{i}: %json {schema}")
         lines.append(
             f"body_{i}: {_text(f'commentary to=functions.{tool.name} ')} "
             f'<[{channels.constrain}]> "json" <[{channels.message}]> args_{i}'
@@ -135,6 +145,7 @@ def _add_calls(rules: CallRules, named: list[tuple[int, Tool]], style: Style) ->
     else:
         rules.free = f"FREE | {made.until('to_mark', first)} rest"
     rules.lines += made.lines
+    rules.grammars += made.grammars
 
 
 def _joined(*parts: str) -> str:

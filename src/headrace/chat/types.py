@@ -39,13 +39,33 @@ class Message:
     sealed: bool = False  # its thinking came back as the handle alone
 
 
+INPUT = "input"  # the one argument of a custom tool
+
+
+@dataclass(frozen=True, slots=True)
+class TextInput:
+    """What the text that a custom tool takes may be; `field` is where the client said so."""
+
+    kind: Literal["text", "regex", "lark"] = "text"
+    pattern: str = ""
+    field: str = "tools"
+
+
 @dataclass(frozen=True, slots=True)
 class Tool:
+    """`input` is given for a custom tool: its only argument is that text, under `INPUT`."""
+
     name: str
     description: str = ""
     parameters: JsonSchema = field(default_factory=dict)
     strict: bool = False
     deferred: bool = False  # left out of the prompt's list: a tool result describes it
+    input: TextInput | None = None
+
+    @property
+    def grammar(self) -> TextInput | None:
+        """What its text is held to, if to anything."""
+        return self.input if self.input is not None and self.input.kind != "text" else None
 
 
 @dataclass(frozen=True, slots=True)

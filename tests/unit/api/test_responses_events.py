@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serving import byte_tokenizer
 
+from headrace.api.custom_tools import InputText
 from headrace.api.dialect import Envelope
 from headrace.api.fields import Fields
 from headrace.api.reading import Delta, Ended, Usage
 from headrace.api.responses import parse_response
-from headrace.api.responses_parts import InputText
 from headrace.api.responses_store import ResponseStore
 from headrace.api.responses_wire import ResponseEncoder
 from headrace.chat.length import ContextOverflow

@@ -14,7 +14,7 @@ from headrace.api.errors import CODES
 from headrace.api.fields import Fields, parse_json
 from headrace.api.responses import parse_response
 from headrace.api.responses_store import ResponseStore
-from headrace.chat.types import Message, ToolChoice
+from headrace.chat.types import Message, TextInput, ToolChoice
 from headrace.engine.request import Sampling
 from headrace.errors import RequestError
 
@@ -43,23 +43,26 @@ def test_what_only_a_hosted_service_runs_is_not_offered_and_the_reply_says_so():
     assert [tool["name"] for tool in made.wish.echo["tools"]] == ["look"]
 
 
+LARK = {"type": "grammar", "syntax": "lark", "definition": 'start: "x"'}
+REGEX = {"type": "grammar", "syntax": "regex", "definition": "a+"}
+
+
 @pytest.mark.parametrize(
-    ("form", "words", "strict"),
+    ("form", "words", "text"),
     [
-        (None, "free text", False),
-        ({"type": "text"}, "free text", False),
-        ({"type": "grammar", "syntax": "lark", "definition": 'start: "x"'}, 'start: "x"', False),
-        ({"type": "grammar", "syntax": "regex", "definition": "a+"}, "a+", True),
+        (None, "free text", TextInput()),
+        ({"type": "text"}, "free text", TextInput()),
+        (LARK, 'start: "x"', TextInput("lark", 'start: "x"', "tools[0].format.definition")),
+        (REGEX, "a+", TextInput("regex", "a+", "tools[0].format.definition")),
     ],
 )
-def test_custom_tools_are_functions_with_one_string(form, words, strict):
+def test_custom_tools_are_functions_with_one_string(form, words, text):
     made = parse(tools=[{**PATCH, **({"format": form} if form else {})}])
     tool = made.ask.tools[0]
     assert tool.description.startswith("Changes a file.")
     assert words in tool.description
     assert tool.parameters["required"] == ["input"]
-    assert tool.parameters["properties"]["input"].get("pattern") == ("^(?:a+)$" if strict else None)
-    assert tool.strict is strict
+    assert tool.input == text
     assert made.wish.echo["tools"][0]["format"] == form or {"type": "text"}
 
 

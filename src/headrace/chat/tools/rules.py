@@ -8,8 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import llguidance
+
 from headrace.chat.schema_text import checked_schema
+from headrace.chat.tools.lark_text import checked_lark, lark_in_json
 from headrace.chat.tools.schema import resolved, schema_types
+from headrace.chat.types import TextInput
 
 # The separators of the training text, so that the model stays on ground it knows.
 _PLAIN_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -25,6 +29,7 @@ class Rules:
 
     marks: Mapping[str, int]
     lines: list[str] = field(default_factory=list)
+    grammars: list[dict[str, str]] = field(default_factory=list)  # that lines speak of by name
     _names: set[str] = field(default_factory=set)
 
     def add(self, name: str, right: str) -> str:
@@ -65,6 +70,35 @@ class Rules:
     def json(self, name: str, schema: Mapping[str, Any], where: str, *, strict: bool) -> str:
         guidance = {**_PLAIN_JSON, "lenient": not strict}
         return self.add(name, f"%json {checked_schema(schema, where, guidance)}")
+
+    def input_json(self, name: str, grammar: TextInput) -> str:
+        """A JSON string whose text `grammar` accepts."""
+        if grammar.kind == "regex":
+            schema = {"type": "string", "pattern": f"^(?:{grammar.pattern})$"}
+            return self.json(name, schema, grammar.field, strict=True)
+        text = self._grammar(name, lark_in_json(grammar.pattern, grammar.field))
+        return rf'"\"" {text} "\""'
+
+    def input_until(self, name: str, grammar: TextInput, end: str) -> str:
+        """Text that `grammar` accepts, then `end`.
+
+        Where `end` is mere text an expression is over at the first `end`; a Lark grammar must not
+        go on over it by itself.
+        """
+        if grammar.kind == "regex":
+            made = json.loads(llguidance.LLMatcher.grammar_from_regex(grammar.pattern))
+            lark = str(made["grammars"][0]["lark_grammar"])
+            if not any(mark in end for mark in self.marks):
+                right = f"{lark.partition(':')[2].strip()} {self.text(end)}"
+                return self.add(f"{name}[lazy]", right).partition("[")[0]
+        else:
+            lark = checked_lark(grammar.pattern, grammar.field)
+        return f"{self._grammar(name, lark)} {self.text(end)}"
+
+    def _grammar(self, name: str, lark: str) -> str:
+        if self.begin(f"@{name}"):
+            self.grammars.append({"name": name, "lark_grammar": lark})
+        return f"@{name}"
 
     def row(self, name: str, items: Sequence[tuple[str, bool]], separator: str) -> str:
         """The items in order with separators between; each is (rule, required)."""

@@ -27,7 +27,7 @@ from headrace.chat.tools.syntaxes import (
     SEP,
 )
 from headrace.chat.tools.tagged import Tags
-from headrace.chat.types import Tool
+from headrace.chat.types import INPUT, Tool
 
 Body = Callable[[Rules, int, Tool, str], str]  # rules, number and field of the tool -> right side
 
@@ -51,7 +51,11 @@ def object_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return dict(parameters) if "type" in parameters else {"type": "object", **parameters}
 
 
-def _arguments(rules: Rules, i: int, tool: Tool, where: str) -> str:
+def arguments(rules: Rules, i: int, tool: Tool, where: str) -> str:
+    """The JSON object of a call's arguments."""
+    if tool.grammar is not None:
+        text = rules.input_json(f"input_{i}", tool.grammar)
+        return f"{literal(f'{{{json.dumps(INPUT)}: ')} {text} {literal('}')}"
     schema = object_schema(tool.parameters)
     return rules.json(f"args_{i}", schema, where, strict=tool.strict)
 
@@ -59,14 +63,14 @@ def _arguments(rules: Rules, i: int, tool: Tool, where: str) -> str:
 def _json_object(key: str, rules: Rules, i: int, tool: Tool, where: str) -> str:
     name = json.dumps(tool.name, ensure_ascii=False)
     lead = rules.text(f'{{"name": {name}, "{key}": ')
-    return f'{lead} {_arguments(rules, i, tool, where)} "}}"'
+    return f'{lead} {arguments(rules, i, tool, where)} "}}"'
 
 
 def _named(
     lead: str, number: str, separator: str, rules: Rules, i: int, tool: Tool, where: str
 ) -> str:
     parts = (rules.text(lead + tool.name), number, rules.text(separator))
-    return " ".join((*(part for part in parts if part), _arguments(rules, i, tool, where)))
+    return " ".join((*(part for part in parts if part), arguments(rules, i, tool, where)))
 
 
 # --- tagged parameters ----------------------------------------------------------------------------
@@ -112,6 +116,9 @@ def _tagged_value(
         gap = line if tags.value else ""
         return rules.text(tags.parameter + key + kind + tags.key_end + gap + tags.value + edge)
 
+    if tool.grammar is not None and key == INPUT:
+        text = rules.input_until(f"value_{number}", tool.grammar, end)
+        return f"{opened(text=True)} {text}"
     choices = _text_choices(rules, schema)
     if choices:
         return f"{opened(text=True)} {choices} {rules.text(end)}"
@@ -177,13 +184,20 @@ PYTHON = Notation(
 
 
 def _gemma(rules: Rules, i: int, tool: Tool, where: str) -> str:
+    if tool.grammar is not None:
+        text = rules.input_until(f"input_{i}", tool.grammar, QUOTE)
+        lead = rules.text(f"call:{tool.name}{{{INPUT}:{QUOTE}")
+        return f"{lead} {text} {literal('}')}"
     schema = object_schema(tool.parameters)
     checked_schema(schema, where, {})
-    arguments = GEMMA.object(rules, f"args_{i}", schema, schema, 0)
-    return f"{rules.text(f'call:{tool.name}')} {arguments}"
+    pairs = GEMMA.object(rules, f"args_{i}", schema, schema, 0)
+    return f"{rules.text(f'call:{tool.name}')} {pairs}"
 
 
 def _python(rules: Rules, i: int, tool: Tool, where: str) -> str:
+    if tool.grammar is not None:
+        text = rules.input_json(f"input_{i}", tool.grammar)  # a Python string, too
+        return f'{rules.text(f"{tool.name}({INPUT}=")} {text} ")"'
     schema = object_schema(tool.parameters)
     checked_schema(schema, where, {})
     properties = schema.get("properties")
@@ -201,6 +215,10 @@ def _python(rules: Rules, i: int, tool: Tool, where: str) -> str:
 
 
 def _nested(rules: Rules, i: int, tool: Tool, where: str) -> str:
+    if tool.grammar is not None:
+        text = rules.input_until(f"input_{i}", tool.grammar, f"{NS}</{INPUT}>")
+        lead = rules.text(f'{tool.name}">{NS}<{INPUT}>')
+        return f"{lead} {text}"
     schema = object_schema(tool.parameters)
     checked_schema(schema, where, {})
     inner = _nested_object(rules, f"args_{i}", schema, schema, 0)
