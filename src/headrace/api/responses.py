@@ -103,7 +103,7 @@ def parse_ask(body: Fields, store: ResponseStore) -> tuple[ChatRequest, Wish]:
     effort, summary, shown_reasoning = _reasoning(body)
     thinking, template_args = read_thinking(body, effort)
     parallel = body.flag("parallel_tool_calls")
-    body.refuse("truncation", "shorten the input", unless=lambda v: v == "disabled")
+    truncation = body.choice("truncation", ("auto", "disabled")) or "disabled"
     ask = ChatRequest(
         messages=(Message("system", lead), *messages) if lead else messages,
         tools=tuple(box.tools),
@@ -114,6 +114,7 @@ def parse_ask(body: Fields, store: ResponseStore) -> tuple[ChatRequest, Wish]:
         effort="max" if effort == "xhigh" else effort,  # type: ignore[arg-type]
         stop=read_stop(body),
         template_args=template_args,
+        truncate=truncation == "auto",
     )
     echo: Json = {
         "instructions": instructions,
@@ -123,7 +124,7 @@ def parse_ask(body: Fields, store: ResponseStore) -> tuple[ChatRequest, Wish]:
         "reasoning": shown_reasoning,
         "parallel_tool_calls": parallel is not False,
         "previous_response_id": previous.id if previous else None,
-        "truncation": "disabled",
+        "truncation": truncation,
     }
     return ask, Wish(echo, box.offered, summary=summary, previous=previous, items=items)
 

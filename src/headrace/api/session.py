@@ -20,6 +20,7 @@ from headrace.api.reading import Choice, RawReader, Reader, TurnEvent, Usage
 from headrace.chat.echo import EchoStore
 from headrace.chat.length import ContextOverflow
 from headrace.chat.tokenizer import Tokenizer
+from headrace.chat.truncation import STEPS, fitted
 from headrace.chat.types import ChatRequest, OutputFormat, Prompt
 from headrace.engine.request import Constraint, Marks, Request, RequestId, Sampling, TokenEvent
 from headrace.errors import HeadraceError, RequestError
@@ -125,6 +126,8 @@ class Session:
     def count(self, request: ChatRequest) -> int:
         """Tokens of its prompt, an estimate where they are many more than the context."""
         try:
+            if request.truncate:
+                return len(self._prompt(request, None, None)[1].tokens)
             return len(self.renderer.prompt(request).tokens)
         except ContextOverflow as error:
             return error.tokens
@@ -158,9 +161,7 @@ class Session:
     def _drafts(self, call: Call) -> list[_Draft]:
         if isinstance(call.ask, RawPrompts):
             return [self._raw(call.ask, prompt, call.n) for prompt in call.ask.prompts]
-        request = call.ask
-        prompt = self.renderer.prompt(request, self.spoken)
-        self._check_length(len(prompt.tokens), "messages")
+        request, prompt = self._prompt(call.ask, call.sampling.max_tokens, self.spoken)
         pieces = [
             (
                 KeptReader(self.renderer.reader(request, prompt), self.spoken, prompt),
@@ -170,6 +171,21 @@ class Session:
         ]
         marks = Marks(prompt.cut_before, prompt.cut_after)
         return [_Draft(prompt.tokens, "", pieces, prompt.anchors, marks)]
+
+    def _prompt(
+        self, request: ChatRequest, answer: int | None, turns: EchoStore | None
+    ) -> tuple[ChatRequest, Prompt]:
+        """The prompt, and what it says: the request, or where it asks for that the newest of it."""
+
+        def attempt(asked: ChatRequest) -> tuple[ChatRequest, Prompt]:
+            prompt = self.renderer.prompt(asked, turns)
+            self._check_length(len(prompt.tokens), "messages")
+            return asked, prompt
+
+        if not request.truncate:
+            return attempt(request)
+        room = self.context // STEPS if answer is None else answer
+        return fitted(request, self.context, min(room, self.context // 4), attempt)
 
     def _raw(self, ask: RawPrompts, prompt: str | tuple[int, ...], n: int) -> _Draft:
         tokenizer = self.renderer.tokenizer

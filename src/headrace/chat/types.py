@@ -99,6 +99,7 @@ class ChatRequest:
     stop: tuple[str, ...] = ()
     template_args: Mapping[str, Any] = field(default_factory=dict)
     continue_last: bool = False  # go on with the last assistant message
+    truncate: bool = False  # of a conversation that is too long, leave out the oldest
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ OPTIONAL = {
     "top_logprobs": st.integers(0, 3),
     "previous_response_id": st.none(),
     "parallel_tool_calls": st.booleans(),
-    "truncation": st.just("disabled"),
+    "truncation": st.sampled_from(["disabled", "auto"]),
     "background": st.just(False),
     "service_tier": st.just("auto"),
     "prompt_cache_key": TEXT,

@@ -168,7 +168,7 @@ WRONG = [
     ({"background": True}, "background"),
     ({"conversation": "c"}, "conversation"),
     ({"prompt": {"id": "p"}}, "prompt"),
-    ({"truncation": "auto"}, "truncation"),
+    ({"truncation": "some"}, "truncation"),
     ({"context_management": [{"type": "compaction"}]}, "context_management"),
     ({"moderation": {}}, "moderation"),
     ({"unheard_of": 1}, "unheard_of"),
