@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from headrace.api.errors import NotFound, WrongMethod
 from headrace.api.failure import failure, left
 from headrace.api.guard import Door, Guard
+from headrace.api.intake import Intake
 from headrace.api.metrics import ServerMetrics
 from headrace.api.routes import Api
 from headrace.api.served import Served
@@ -38,7 +39,10 @@ def create_app(
     api = Api(session, served, door=door, patience=patience)
     app = Starlette(
         routes=api.routes(),
-        middleware=[Middleware(Guard, door=door)],
+        middleware=[
+            Middleware(Guard, door=door),
+            Middleware(Intake, limit=door.intake_bytes),
+        ],
         exception_handlers={
             HeadraceError: _failed,
             HTTPException: _http_error,

@@ -20,7 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.api.errors import Forbidden, TooLarge, TooSlow, Unauthorized
 from headrace.api.failure import failure
-from headrace.errors import HeadraceError
+from headrace.api.intake import INTAKE_BYTES, Lease
+from headrace.errors import CapacityError, HeadraceError
 
 BODY_BYTES = 32 << 20
 BODY_S = 120.0  # for the whole of a body: the largest one at 2 Mbit/s
@@ -37,6 +38,7 @@ class Door:
     origins: tuple[str, ...] = ()  # of pages that may call this server
     body_bytes: int = BODY_BYTES
     body_s: float = BODY_S
+    intake_bytes: int = INTAKE_BYTES  # of all bodies that are being read
 
 
 def is_loopback(host: str) -> bool:
@@ -143,19 +145,25 @@ def _with_origin(send: Send, origin: str) -> Callable[[Message], Awaitable[None]
 
 
 async def read_body(request: Request, limit: int, limit_s: float) -> bytes:
-    """The whole body, never holding more than `limit` bytes.
+    """The whole body, never holding more than `limit` bytes, nor than its lease has room for.
 
-    Raises TooLarge (413), TooSlow (408), and starlette's ClientDisconnect.
+    Raises TooLarge (413), TooSlow (408), CapacityError (429), and starlette's ClientDisconnect.
     """
     parts: list[bytes] = []
     size = 0
+    lease: Lease = request.state.lease
+    full: CapacityError | None = None
     try:
         async with asyncio.timeout(limit_s):
             async for part in request.stream():
                 size += len(part)
                 if size <= limit:
+                    full = full or _no_room(lease, len(part))
                     parts.append(part)
-                elif size > 4 * limit:
+                if full or size > limit:
+                    parts.clear()
+                    lease.release()
+                if size > 4 * limit:
                     break
                 # Up to there the rest is read and dropped: a reply to a client that still writes
                 # is lost.
@@ -163,6 +171,16 @@ async def read_body(request: Request, limit: int, limit_s: float) -> bytes:
         raise TooSlow(
             f"{size} bytes of the body came in {limit_s:g} s", expected="the whole of it"
         ) from error
+    if full is not None and size <= limit:
+        raise full
     if size > limit:
         raise TooLarge(f"a body of {size} bytes or more", expected=f"at most {limit} bytes")
     return b"".join(parts)
+
+
+def _no_room(lease: Lease, more: int) -> CapacityError | None:
+    try:
+        lease.grow(more)
+    except CapacityError as error:
+        return error
+    return None

@@ -177,6 +177,7 @@ class Api:
             unread = Envelope(model, tokenizer, call, 1, (secrets.token_hex(16),))
             encoder = dialect.encoder(unread)
             return self._stream(refusal(encoder, error), encoder.ping, lambda: None)
+        request.state.lease.release()  # the body has become tokens
         envelope = Envelope(model, tokenizer, call, len(turn.choices), turn.handles)
         encoder = dialect.encoder(envelope)
         run = Run(turn, encoder, start, self.metrics)
