@@ -318,16 +318,19 @@ void run_chunk(Pool& pool, const Tokens& in, const ExpertLayer& layer, bool exac
         return piece_rows(*kind.kernel, rows, columns, plan.most, row_nbytes, pieces, unit);
     };
     const std::size_t down_nbytes = l.down.row_nbytes();
-    perform<GateUp>(pool, arena, call,
-                    rows_of(l.gate, l.width, l.hidden, l.gate.row_nbytes() + l.up.row_nbytes(),
-                            wanted_each, input_unit(l.down.kernel->input)));
+    const int down_unit = std::max(8, tile_rows(l.down.format));
+    perform<GateUp>(
+        pool, arena, call,
+        rows_of(l.gate, l.width, l.hidden, l.gate.row_nbytes() + l.up.row_nbytes(), wanted_each,
+                std::max({input_unit(l.down.kernel->input), tile_rows(l.gate.format),
+                          tile_rows(l.up.format)})));
     if (in.parts()) {
         perform<DownParts>(pool, arena, call,
-                           rows_of(l.down, l.hidden, l.width, down_nbytes, wanted_each, 8));
+                           rows_of(l.down, l.hidden, l.width, down_nbytes, wanted_each, down_unit));
     } else {
         perform<Down>(pool, arena, call,
                       rows_of(l.down, l.hidden, l.width,
-                              down_nbytes * static_cast<std::size_t>(active), wanted, 8));
+                              down_nbytes * static_cast<std::size_t>(active), wanted, down_unit));
     }
 }
 

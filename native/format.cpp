@@ -50,13 +50,13 @@ int multiple_of(int format) {
 std::string format_fault(int format, std::int64_t columns) {
     const int kind = kind_of(format), group = group_of(format);
     if (format < 0 || kind >= kFormats) return "format " + std::to_string(format);
-    const bool grouped = kind > kFP8Row && kind < kQ4_0;
+    const bool grouped = (kind > kFP8Row && kind < kQ4_0) || is_ordered(format);
     if (kind == kFP8Block ? group == 0 : grouped && (group % 16 != 0 || group == 0))
         return "a group of " + std::to_string(group);
-    const int multiple = multiple_of(format);
-    if (columns <= 0 || columns > 1 << 28 || columns % multiple != 0)
+    const int multiple = multiple_of(format), most = is_ordered(format) ? kMostOrdered : 1 << 28;
+    if (columns <= 0 || columns > most || columns % multiple != 0)
         return std::to_string(columns) + " columns; expected a multiple of " +
-               std::to_string(multiple);
+               std::to_string(multiple) + ", at most " + std::to_string(most);
     return "";
 }
 
@@ -66,6 +66,8 @@ std::size_t tile_nbytes(int format, std::int64_t columns) {
     if (kind < kFloats) return n * format_nbytes(format);
     const GgmlBlock block = ggml_block(kind);
     if (block.columns > 0) return n / static_cast<std::size_t>(block.columns) * block.nbytes;
+    if (is_ordered(format))
+        return 2 * n + kOrderedRows * tile_nbytes(plain_format(format), columns);
     if (kind == kFP8Row) return sizeof(float) + n;
     const auto group = static_cast<std::size_t>(group_of(format));
     const std::size_t groups = (n + group - 1) / group;

@@ -57,7 +57,8 @@ int rows_per_piece(const Pool& pool, const DotKernel& kernel, const Matrix& w,
         rows = static_cast<int>(kPieceNbytes / part.stride) * tile_rows(part.format);
     const int share = (w.rows + 4 * pool.threads() - 1) / (4 * pool.threads());
     rows = std::min(rows, share);
-    return std::max(8, rows / 8 * 8);
+    const int unit = std::max(8, tile_rows(part.format));
+    return std::max(unit, rows / unit * unit);
 }
 
 class LinearWork final : public Work {

@@ -40,4 +40,7 @@
 #include "kernels/e4m3.inl"
 #endif
 
+// Over the kernels of plain INT4.
+#include "kernels/ordered.inl"
+
 #include "kernels/table.inl"

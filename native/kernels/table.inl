@@ -47,6 +47,7 @@ inline KernelTable generic_table(const char* name) {
     put_panel_kernels(t);
     put_e4m3_kernels(t);
 #endif
+    put_ordered_kernels(t);
     t.activate = activate;
     t.add_scaled = add_scaled;
     t.add = add;

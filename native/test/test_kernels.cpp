@@ -6,10 +6,10 @@
 #include <limits>
 #include <random>
 
-#include "cpu.hpp"
 #include "expert.hpp"
 #include "linear.hpp"
 #include "test/check.hpp"
+#include "test/tables.hpp"
 
 using namespace headrace;
 
@@ -219,32 +219,10 @@ void check_experts(Pool& pool, int format, bool exact, int hidden, int width, in
           pool.kernels().name, format, exact, tokens);
 }
 
-std::vector<const KernelTable*> tables_to_test() {
-    std::vector<const KernelTable*> tables{&scalar::table()};
-#if defined(__x86_64__)
-    if (cpu().avx2) tables.push_back(&avx2::table());
-#if defined(HEADRACE_SIMDE)
-    const bool wide = cpu().avx2, bf16 = wide, tiles = wide;
-#else
-    const bool wide = cpu().avx512, bf16 = cpu().avx512_bf16, tiles = cpu().amx_bf16;
-#endif
-#if !defined(HEADRACE_NARROW)
-    if (wide) tables.push_back(&avx512::table());
-    if (bf16) tables.push_back(&avx512bf16::table());
-    if (tiles) tables.push_back(&amx::table());
-#else
-    (void)wide, (void)bf16, (void)tiles;
-#endif
-#elif defined(__aarch64__)
-    tables.push_back(&neon::table());
-#endif
-    return tables;
-}
-
 }  // namespace
 
 int main() {
-    for (const KernelTable* table : tables_to_test()) {
+    for (const KernelTable* table : tables_to_test(true)) {
         for (const bool rescue : {false, true}) {
             Pool pool(2, true, *table, rescue);
             for (int format = 0; format < kFloats; ++format)

@@ -6,9 +6,9 @@
 #include <memory>
 #include <random>
 
-#include "cpu.hpp"
 #include "linear.hpp"
 #include "test/check.hpp"
+#include "test/tables.hpp"
 
 using namespace headrace;
 
@@ -21,10 +21,6 @@ struct Kind {
     std::vector<int> columns;
 };
 
-constexpr int with_group(int kind, int group, bool zeros = false) {
-    return kind | group << 8 | static_cast<int>(zeros) << 24;
-}
-
 std::vector<Kind> kinds() {
     std::vector<Kind> all{{with_group(kFP8Block, 128), {1, 40, 128, 200, 300}},
                           {with_group(kFP8Block, 16), {48, 200}},
@@ -36,7 +32,10 @@ std::vector<Kind> kinds() {
                           {with_group(kInt4BF16, 32), {32, 256, 480}},
                           {with_group(kInt4F16, 64, true), {64, 320}},
                           {with_group(kInt4BF16, 512, true), {512, 1536}},
-                          {with_group(kInt4F16, 16), {16, 48}}};
+                          {with_group(kInt4F16, 16), {16, 48}},
+                          {with_group(kInt4F16Ordered, 32, true), {32, 96}},
+                          {with_group(kInt4BF16Ordered, 128), {128, 640}},
+                          {with_group(kInt4F16Ordered, 16), {16, 48}}};
     for (const int kind : {kQ4_0, kQ5_0, kQ8_0, kIQ4_NL, kGgmlMXFP4})
         all.push_back({kind, {32, 96, 256, 544}});
     for (const int kind : {kQ2_K, kQ3_K, kQ4_K, kQ5_K, kQ6_K, kIQ4_XS})
@@ -50,8 +49,7 @@ void check(Pool& pool, int format, int rows, int columns, int tokens) {
     const auto tiles = static_cast<std::size_t>((rows + tall - 1) / tall);
     // Exactly the tiles, on the heap. These bytes are numbers of every format, and no large ones.
     const auto w = std::make_unique<std::byte[]>(tiles * tile);
-    for (std::size_t i = 0; i < tiles * tile; ++i)
-        w[i] = static_cast<std::byte>(0x30 | (bits() & 0xb));
+    fill_tiles(w.get(), tiles, format, columns, 0xb, 0x30, bits);
     std::vector<float> x(static_cast<std::size_t>(columns * tokens));
     std::normal_distribution<float> draw;
     for (float& f : x) f = draw(bits);
@@ -72,22 +70,32 @@ void check(Pool& pool, int format, int rows, int columns, int tokens) {
           columns, tokens, off / all);
 }
 
+// An order of columns that are not there.
+void check_damage(Pool& pool) {
+    constexpr int kRows = 70, kColumns = 64;
+    const int format = with_group(kInt4F16Ordered, 32, true);
+    const std::size_t tile = tile_nbytes(format, kColumns);
+    std::vector<std::byte> w(2 * tile, std::byte{0x33});
+    for (std::size_t i = 0; i < 2; ++i)
+        std::fill_n(w.begin() + static_cast<long>(i * tile), 2 * kColumns, std::byte{0xff});
+    const std::vector<float> x(5 * kColumns, 1.0f);
+    const Matrix matrix({{reinterpret_cast<std::uintptr_t>(w.data()), kRows,
+                          static_cast<std::int64_t>(tile), format}},
+                        kColumns);
+    for (const int tokens : {1, 5}) {
+        std::vector<float> out(kRows * 5, NAN);
+        linear(pool, x.data(), tokens, matrix, nullptr, out.data(), false);
+        for (int i = 0; i < kRows * tokens; ++i)
+            CHECK(std::isfinite(out[static_cast<std::size_t>(i)]), "%s", pool.kernels().name);
+    }
+}
+
 }  // namespace
 
 int main() {
-    std::vector<const KernelTable*> tables{&scalar::table()};
-#if defined(__x86_64__)
-    if (cpu().avx2) tables.push_back(&avx2::table());
-#if !defined(HEADRACE_NARROW)
-#if defined(HEADRACE_SIMDE)
-    if (cpu().avx2) tables.push_back(&avx512::table());
-#else
-    if (cpu().avx512) tables.push_back(&avx512::table());
-#endif
-#endif
-#endif
-    for (const KernelTable* table : tables) {
+    for (const KernelTable* table : tables_to_test(false)) {
         Pool pool(2, true, *table, false);
+        check_damage(pool);
         for (const Kind& kind : kinds())
             for (const int columns : kind.columns)
                 for (const int rows : {1, 2, 9, 37})

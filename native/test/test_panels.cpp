@@ -5,8 +5,8 @@
 #include <random>
 #include <vector>
 
-#include "cpu.hpp"
 #include "test/check.hpp"
+#include "test/tables.hpp"
 
 using namespace headrace;
 
@@ -15,19 +15,23 @@ namespace {
 constexpr int kColumns = 768, kRows = 37, kTokens = 11;
 
 std::vector<int> formats() {
-    std::vector<int> all{
-        kFP8Block | 128 << 8, kFP8Row,          kMXFP8 | 32 << 8,   kMXFP4 | 32 << 8,
-        kMXFP4 | 64 << 8,     kNVFP4 | 16 << 8, kInt4F16 | 64 << 8, kInt4BF16 | 32 << 8 | 1 << 24,
-        kInt4F16 | 16 << 8};
-    for (int kind = kQ4_0; kind < kFormats; ++kind) all.push_back(kind);
+    std::vector<int> all{with_group(kFP8Block, 128),       kFP8Row,
+                         with_group(kMXFP8, 32),           with_group(kMXFP4, 32),
+                         with_group(kMXFP4, 64),           with_group(kNVFP4, 16),
+                         with_group(kInt4F16, 64),         with_group(kInt4BF16, 32, true),
+                         with_group(kInt4F16, 16),         with_group(kInt4F16Ordered, 128, true),
+                         with_group(kInt4BF16Ordered, 32), with_group(kInt4F16Ordered, 16)};
+    for (int kind = kQ4_0; kind < kInt4F16Ordered; ++kind) all.push_back(kind);
     return all;
 }
 
 // Bytes whose floats, half floats and powers of two are all of moderate size.
-std::vector<std::byte> random_tiles(std::size_t n) {
+std::vector<std::byte> random_tiles(int format) {
     std::mt19937 bits(5);
-    std::vector<std::byte> bytes(n + 64);
-    for (std::byte& b : bytes) b = static_cast<std::byte>((bits() & 0x9fu) | 0x20u);
+    const auto tall = static_cast<std::size_t>(tile_rows(format)),
+               count = (kRows + tall - 1) / tall;
+    std::vector<std::byte> bytes(count * tile_nbytes(format, kColumns) + 64);
+    fill_tiles(bytes.data(), count, format, kColumns, 0x9f, 0x20, bits);
     return bytes;
 }
 
@@ -61,7 +65,7 @@ std::vector<float> product(const DotKernel& kernel, const std::vector<std::byte>
 void check_format(const KernelTable& t, int format) {
     const int kind = kind_of(format);
     const std::size_t stride = tile_nbytes(format, kColumns);
-    const auto tiles = random_tiles(stride * kRows);
+    const auto tiles = random_tiles(format);
     std::vector<float> w(kRows * kColumns), row(kColumns), x(kTokens * kColumns);
     const Tiles of{tiles.data(), stride, kColumns, format};
     for (int r = 0; r < kRows; ++r) {
@@ -95,25 +99,10 @@ void check_format(const KernelTable& t, int format) {
     }
 }
 
-std::vector<const KernelTable*> tables() {
-    std::vector<const KernelTable*> all{&scalar::table()};
-#if defined(__x86_64__)
-    if (cpu().avx2) all.push_back(&avx2::table());
-#if defined(HEADRACE_SIMDE)
-    if (cpu().avx2) all.push_back(&avx512::table());
-#elif !defined(HEADRACE_NARROW)
-    if (cpu().avx512) all.push_back(&avx512::table());
-#endif
-#elif defined(__aarch64__)
-    all.push_back(&neon::table());
-#endif
-    return all;
-}
-
 }  // namespace
 
 int main() {
-    for (const KernelTable* table : tables()) {
+    for (const KernelTable* table : tables_to_test(false)) {
         for (const int format : formats()) check_format(*table, format);
         std::printf("%s: %d failures so far\n", table->name, failures);
     }

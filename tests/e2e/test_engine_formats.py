@@ -20,7 +20,7 @@ PROMPT = [3 + (i * 37 + i * i * 11) % 120 for i in range(29)]
 def test_logits_are_those_of_the_values(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = {"hidden_size": 64, "moe_intermediate_size": 32, "head_dim": 32, "num_hidden_layers": 2}
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 64, "head_dim": 32, "num_hidden_layers": 2}
     case = tiny.CASES["qwen3_moe"]
     small = tiny.Case(case.model_type, {**case.values, **sizes, "num_attention_heads": 4})
     monkeypatch.setitem(tiny.CASES, "small", small)

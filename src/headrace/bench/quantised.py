@@ -68,12 +68,22 @@ def _int4(n: int, k: int) -> Iterator[Part]:
     yield "weight_shape", "I64", (2,), lambda rng: np.array([n, k], "i8")
 
 
+def _gptq(n: int, k: int) -> Iterator[Part]:
+    """With act-order: columns of a group from anywhere."""
+    group = next(g for g in (128, 64, 32) if k % g == 0)
+    yield "qweight", "I32", (k // 8, n), _bits((k // 8, n, 4))
+    yield "qzeros", "I32", (k // group, n // 8), _filled((k // group, n // 8), 0x77777777, "u4")
+    yield "scales", "F16", (k // group, n), _filled((k // group, n), 0.004, "f2")
+    yield "g_idx", "I32", (k,), lambda rng: (rng.permutation(k) // group).astype("<i4")
+
+
 _COMPRESSED = {"quant_method": "compressed-tensors"}
 LAYOUTS: dict[str, tuple[Callable[[int, int], Iterator[Part]], dict[str, Any]]] = {
     "FP8": (_fp8, {"quant_method": "fp8", "weight_block_size": [128, 128]}),
     "FP8-ROW": (_fp8_row, _COMPRESSED | {"format": "float-quantized"}),
     "MXFP4": (_mxfp4, _COMPRESSED | {"format": "mxfp4-pack-quantized"}),
     "NVFP4": (_nvfp4, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+    "GPTQ": (_gptq, {"quant_method": "gptq", "bits": 4, "desc_act": True}),
     "INT4": (_int4, _COMPRESSED | {"format": "pack-quantized"}),
 }
 # Where the float16 scales of a block lie, in bytes, and what they are.
@@ -141,7 +151,7 @@ def _write_safetensors(
             progress(done, end, "writing a random checkpoint")
 
 
-_ITEM = {"F8_E4M3": 1, "U8": 1, "BF16": 2, "F32": 4, "I32": 4, "I64": 8}
+_ITEM = {"F8_E4M3": 1, "U8": 1, "BF16": 2, "F16": 2, "F32": 4, "I32": 4, "I64": 8}
 
 
 def _plain(name: str, dims: tuple[int, ...]) -> Iterator[Part]:

@@ -6,7 +6,7 @@ tags are spelled. native/format.hpp computes the same sizes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,8 +14,9 @@ class Format:
     """`tag` is the word that files use for a tensor of it, "" where it is made of several; `code`
     the number that native calls take.
 
-    A tile is `tile_rows` rows: `head_bytes`, then `group_bytes` for every `group` columns, then
-    `bits` for every column of every row. `element_bytes` is set for plain floats alone.
+    A tile is `tile_rows` rows: `head_bytes`, and `order_bytes` for every column, then
+    `group_bytes` for every `group` columns, then `bits` for every column of every row.
+    `element_bytes` is set for plain floats alone.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Format:
     element_bytes: int = 0
     tile_rows: int = 1
     head_bytes: int = 0
+    order_bytes: int = 0
     group: int = 1
     group_bytes: int = 0
     bits: int = 0
@@ -39,7 +41,8 @@ class Format:
         if self.element_bytes:
             return columns * self.element_bytes
         groups = -(-columns // self.group) * self.group_bytes
-        return self.head_bytes + groups + self.tile_rows * columns * self.bits // 8
+        head = self.head_bytes + self.order_bytes * columns
+        return head + groups + self.tile_rows * columns * self.bits // 8
 
     def tiles(self, rows: int) -> int:
         """Tiles that hold `rows`; the last may be filled up."""
@@ -89,6 +92,23 @@ def int4(group: int, *, bf16_scales: bool, zeros: bool) -> Format:
     code = (9 if bf16_scales else 8) | group << GROUP_SHIFT | zeros << ZEROS_SHIFT
     group_bytes = 3 if zeros else 2
     return Format("int4", "", code, group=group, group_bytes=group_bytes, bits=4, multiple=group)
+
+
+ORDERED_ROWS, MOST_ORDERED = 64, 1 << 16  # rows of a tile, columns
+ORDERED = 13  # more than the code of rows without an order
+
+
+def int4_ordered(group: int, *, bf16_scales: bool, zeros: bool) -> Format:
+    """`int4` whose groups are columns from anywhere: an order for 64 rows, then these rows."""
+    plain = int4(group, bf16_scales=bf16_scales, zeros=zeros)
+    return replace(
+        plain,
+        name="int4-ordered",
+        code=plain.code + ORDERED,
+        tile_rows=ORDERED_ROWS,
+        order_bytes=2,
+        group_bytes=ORDERED_ROWS * plain.group_bytes,
+    )
 
 
 def _ggml(name: str, tag: str, code: int, columns: int, nbytes: int) -> Format:

@@ -15,7 +15,15 @@ from headrace.formats import float as floats
 from headrace.formats import fp8, ggml, int4, mx, nvfp4
 from headrace.formats.format import Format
 
-_DECODE = {"fp8": fp8, "fp8-row": fp8, "mxfp8": mx, "mxfp4": mx, "nvfp4": nvfp4, "int4": int4}
+_DECODE = {
+    "fp8": fp8,
+    "fp8-row": fp8,
+    "mxfp8": mx,
+    "mxfp4": mx,
+    "nvfp4": nvfp4,
+    "int4": int4,
+    "int4-ordered": int4,
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

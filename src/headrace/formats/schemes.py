@@ -6,12 +6,12 @@ wrongly often enough. `Recipe.pack` then turns the stored parts into tiles.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from headrace.formats import fp8, int4, mx, nvfp4
-from headrace.formats.format import FP8_ROW, Format, fp8_block
+from headrace.formats.format import FP8_ROW, MOST_ORDERED, Format, fp8_block, int4_ordered
 from headrace.formats.format import int4 as int4_format
 from headrace.formats.format import mxfp4 as mxfp4_format
 from headrace.formats.format import mxfp8 as mxfp8_format
@@ -131,11 +131,10 @@ def _four_bits(codes: Stored, scale: Stored, parts: Mapping[str, Stored]) -> Rec
 
 
 def _packed_int4(codes: Stored, scale: Stored, parts: Mapping[str, Stored]) -> Recipe:
-    _in_order(parts)
     shape = (*codes.shape[:-1], codes.shape[-1] * 8)
     if scale.shape[:-1] != shape[:-1] or scale.tag not in ("F16", "BF16"):
         raise SchemeFault(f"I32 {list(codes.shape)} with {scale.tag} {list(scale.shape)}")
-    made = int4_format(
+    made = (_ordered(parts, shape[-1]) or int4_format)(
         _group(shape[-1], scale.shape[-1]),
         bf16_scales=scale.tag == "BF16",
         zeros="zeros" in parts,
@@ -154,13 +153,25 @@ def _transposed_int4(parts: Mapping[str, Stored], config: Mapping[str, Any]) -> 
     columns = codes.shape[0] * (1 if awq else 8)
     if scale.shape[1:] != (rows,):
         raise SchemeFault(f"I32 {list(codes.shape)} with scales of {list(scale.shape)}")
-    made = int4_format(_group(columns, scale.shape[0]), bf16_scales=scale.tag == "BF16", zeros=True)
-    return Recipe(made, (rows, columns), int4.pack_awq if awq else int4.pack_gptq)
+    # Files have a g_idx whether or not it says something; only the config tells before it is read.
+    ordered = not awq and config.get("desc_act", True) and _ordered(parts, columns)
+    made = (ordered or int4_format)(
+        _group(columns, scale.shape[0]), bf16_scales=scale.tag == "BF16", zeros=True
+    )
+    if awq:
+        return Recipe(made, (rows, columns), int4.pack_awq)
+    as_is = config.get("checkpoint_format") == "gptq_v2"
+    return Recipe(made, (rows, columns), int4.pack_gptq_v2 if as_is else int4.pack_gptq)
 
 
-def _in_order(parts: Mapping[str, Stored]) -> None:
-    if "order" in parts:
-        raise SchemeFault("columns in an order of their own (g_idx)")
+def _ordered(parts: Mapping[str, Stored], columns: int) -> Callable[..., Format] | None:
+    """How a format is made whose columns g_idx puts into an order; None without one."""
+    if "order" not in parts:
+        return None
+    tag, shape = parts["order"]
+    if tag not in ("I32", "I64") or shape[-1:] != (columns,) or columns > MOST_ORDERED:
+        raise SchemeFault(f"g_idx of {tag} {list(shape)} for {columns} columns")
+    return int4_ordered
 
 
 def _group(columns: int, groups: int) -> int:

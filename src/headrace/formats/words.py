@@ -9,7 +9,7 @@ import re
 from headrace.formats import format as formats
 from headrace.formats.format import BY_TAG, Format
 
-_WORD = re.compile(r"(FP8|MXFP8|MXFP4|NVFP4|INT4|INT4-BF16)-([1-9][0-9]{0,4})(-ZEROS)?")
+_WORD = re.compile(r"(FP8|MXFP8|MXFP4|NVFP4|INT4|INT4-BF16)-([1-9][0-9]{0,4})(-ZEROS)?(-ORDERED)?")
 _NAMES = {3: "FP8", 5: "MXFP8", 6: "MXFP4", 7: "NVFP4", 8: "INT4", 9: "INT4-BF16"}
 FP8_ROW = "FP8-ROW"
 
@@ -22,6 +22,8 @@ def word_of(form: Format) -> str:
         return FP8_ROW
     kind = form.code & ((1 << formats.GROUP_SHIFT) - 1)
     zeros = "-ZEROS" if form.code >> formats.ZEROS_SHIFT else ""
+    if form.order_bytes:
+        return f"{_NAMES[kind - formats.ORDERED]}-{form.group}{zeros}-ORDERED"
     return f"{_NAMES[kind]}-{form.group}{zeros}"
 
 
@@ -36,8 +38,9 @@ def format_of(word: str) -> Format | None:
         return None
     name, group, zeros = match[1], int(match[2]), match[3] is not None
     if name.startswith("INT4"):
-        return formats.int4(group, bf16_scales=name == "INT4-BF16", zeros=zeros)
-    if zeros:
+        made = formats.int4_ordered if match[4] else formats.int4
+        return made(group, bf16_scales=name == "INT4-BF16", zeros=zeros)
+    if zeros or match[4]:
         return None
     return {
         "FP8": formats.fp8_block, "MXFP8": formats.mxfp8, "MXFP4": formats.mxfp4,

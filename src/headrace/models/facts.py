@@ -25,7 +25,7 @@ def facts_of(spec: ModelSpec, plan: WeightPlan) -> ModelFacts:
         expert_bytes=tuple(
             _row(plan, i, moe, plan.nbytes) if moe else 0 for i, moe in enumerate(moes)
         ),
-        total_bytes=plan.total_bytes,
+        total_bytes=sum(plan.nbytes(name) for name in plan.pieces),
         dtype=plan.bytes_by_format().most_common(1)[0][0],
         embedding_bytes=0 if spec.tied else plan.nbytes("embed"),
         dense_weights=_dense_weights(spec, plan),

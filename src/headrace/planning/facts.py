@@ -47,7 +47,7 @@ class ModelFacts:
     experts: tuple[int, ...]  # routed experts of each layer, 0 = dense
     top_k: tuple[int, ...]
     expert_bytes: tuple[int, ...]  # bytes of one expert's row, per layer
-    total_bytes: int  # all weights that will be read
+    total_bytes: int  # all weights, as they lie in memory
     dtype: str  # the prevailing weight format: float32, bfloat16, float16
     embedding_bytes: int = 0  # of an embedding that is not the output head as well
     # Weights by number, whatever their formats; None and () = all are of `dtype`.

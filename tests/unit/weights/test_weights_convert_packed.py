@@ -9,6 +9,7 @@ import ftw_folders
 import gguf
 import gguf_files
 import pytest
+import quantised
 import tiny
 import torch
 from engines import load
@@ -108,6 +109,21 @@ def test_mxfp4_with_gate_and_up_in_turns(tmp_path: Path) -> None:
     assert same(folder, tmp_path / "made") == {"BF16", "F32", "MXFP4-32"}
 
 
+def test_gptq_whose_groups_are_columns_from_anywhere(tmp_path: Path) -> None:
+    """And matrices whose last tile is not full."""
+    folder = built(
+        tmp_path / "source", "qwen3_moe",
+        hidden_size=64, moe_intermediate_size=96, num_attention_heads=4, head_dim=32,
+    )  # fmt: skip
+    tensors = load_file(folder / "model.safetensors")
+    for name in [n for n in tensors if n.endswith("_proj.weight")]:
+        parts, _ = quantised.QUANTISE["gptq-order"](tensors.pop(name).float())
+        stem = name.removesuffix(".weight")
+        tensors |= {stem + suffix: part.contiguous() for suffix, part in parts.items()}
+    quantise(folder, tensors, quantised.CONFIG["gptq-order"])
+    assert same(folder, tmp_path / "made") == {"BF16", "INT4-32-ZEROS-ORDERED"}
+
+
 def quantise(folder: Path, tensors: dict[str, Tensor], how: dict[str, object]) -> None:
     save_file(tensors, folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
@@ -127,6 +143,8 @@ def quantise(folder: Path, tensors: dict[str, Tensor], how: dict[str, object]) -
         formats.int4(128, bf16_scales=False, zeros=False),
         formats.int4(32, bf16_scales=False, zeros=True),
         formats.int4(128, bf16_scales=True, zeros=True),
+        formats.int4_ordered(32, bf16_scales=False, zeros=True),
+        formats.int4_ordered(128, bf16_scales=True, zeros=False),
     ],
 )  # fmt: skip
 def test_every_format_has_a_word(form: formats.Format) -> None:
@@ -135,7 +153,18 @@ def test_every_format_has_a_word(form: formats.Format) -> None:
 
 @pytest.mark.parametrize(
     "word",
-    ["", "F33", "F8_E4M3", "MXFP4", "MXFP4-", "MXFP4-0", "MXFP4-032", "MXFP4--32", "FP8-128-ZEROS"],
+    [
+        "",
+        "F33",
+        "F8_E4M3",
+        "MXFP4",
+        "MXFP4-",
+        "MXFP4-0",
+        "MXFP4-032",
+        "MXFP4--32",
+        "FP8-128-ZEROS",
+        "NVFP4-16-ORDERED",
+    ],
 )
 def test_other_words_mean_nothing(word: str) -> None:
     if word not in formats.BY_TAG:
