@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from headrace.chat.tokenizer import Tokenizer
 from headrace.chat.tools.body import Syntax
-from headrace.chat.tools.syntaxes import DEEPSEEK, HERMES, OTHER_SIGNS, SYNTAXES
+from headrace.chat.tools.syntaxes import DEEPSEEK, HERMES, HY, OTHER_SIGNS, SYNTAXES
 
 # (open, close); the first pair whose closing mark stands in the template is taken.
 _THINK_MARKS = (
@@ -20,6 +20,9 @@ _THINK_MARKS = (
     ("<seed:think>", "</seed:think>"),
     ("<mm:think>", "</mm:think>"),
     ("<|channel>", "<channel|>"),
+    (f"<think{HY}>", f"</think{HY}>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|inner_prefix|>", "<|inner_suffix|>"),
 )
 # The word with which a thinking between such marks begins.
 _THINK_LEADS = {"<|channel>": "thought"}
@@ -44,11 +47,15 @@ _END_MARKS = (
     "[e~[",
     "<|eot|>",
     "<|eom_id|>",
+    "<|END_OF_TURN_TOKEN|>",
+    "<|assistant_end|>",
 )
 _START_MARKS = (
     *("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|start|>", "[INST]"),
     *("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "<|header_start|>"),
     *("<｜User｜>", "<｜Assistant｜>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "]~b]"),
+    *("<|START_OF_TURN_TOKEN|>", "<|start_of_role|>", "<|user_start|>", "<|assistant_start|>"),
+    *(f"<｜hy_User{HY}｜>", f"<｜hy_Assistant{HY}｜>"),
     *("<|turn>", "[TOOL_RESULTS]", "[AVAILABLE_TOOLS]", "<|begin|>", "<｜start▁of▁sentence｜>"),
 )
 
@@ -135,7 +142,7 @@ def detect_style(
 
     `variables` are the names the template reads; `native_tools` says that it renders tools.
     """
-    source = template or ""
+    source = _spelled(template or "")
     think = next((pair for pair in _THINK_MARKS if pair[1] in source), None)
     channels = _channels(source, tokenizer)
     calls = _calls(source, native_tools=native_tools) if channels is None else None
@@ -169,6 +176,12 @@ def detect_style(
         think_lead=_THINK_LEADS.get(think[0], "") if think else "",
         keep_thinking={name: on for name, on in _KEEP_SWITCHES.items() if name in variables},
     )
+
+
+def _spelled(source: str) -> str:
+    """The template's text; one that makes its marks of a name and a suffix shows none of them."""
+    suffix = re.search(r"set HYTK = '([^']*)'", source)
+    return source if suffix is None else source.replace("{}", suffix[1])
 
 
 def _calls(source: str, *, native_tools: bool) -> Syntax | None:

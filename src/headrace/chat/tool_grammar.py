@@ -138,7 +138,8 @@ def _add_calls(rules: CallRules, named: list[tuple[int, Tool]], style: Style) ->
     made.add("calls", _joined(made.text(first), "rest"))
     made.add("FREE", "/(.|\\n)*/")
     if any(first.startswith(mark) for mark in style.atoms):
-        rules.free = "FREE calls?"
+        texts = [f"{made.text(a)} FREE {made.text(b)}" for a, b in writing.around]
+        rules.free = f"({' | '.join(('FREE', *texts))}) calls?"
     elif bare:
         made.add("PLAIN", r"/([^\[{\s](.|\n)*)?/")
         rules.free = "PLAIN | calls"

@@ -106,6 +106,20 @@ def _python():
     return f"[edit({values}), edit()]"
 
 
+HY = ":opensource"
+
+
+def _hunyuan():
+    pairs = "".join(
+        f"<arg_key{HY}>{k}</arg_key{HY}>\n<arg_value{HY}>{v}</arg_value{HY}>\n"
+        for k, v in PARTS.items()
+    )
+    first, second = (
+        f"<tool_call{HY}>edit<tool_sep{HY}>\n{inside}</tool_call{HY}>\n" for inside in (pairs, "")
+    )
+    return f"<tool_calls{HY}>\n{first}{second}</tool_calls{HY}>"
+
+
 SEP = "<｜tool▁sep｜>"
 K = "<|tool_call"
 FENCED = f"<｜tool▁call▁begin｜>function{SEP}edit\n```json\n%s\n```<｜tool▁call▁end｜>"
@@ -189,6 +203,39 @@ FAMILIES = {
     ),
     "rows": Family(
         "json_rows", "\n<tool_calls>\n" + "\n".join(OBJECTS) + "\n</tool_calls>", signs="name"
+    ),
+    "hunyuan": Family(
+        "hunyuan",
+        _hunyuan(),
+        marks=(
+            *(f"<{m}{HY}>" for m in ("tool_calls", "/tool_calls", "tool_call", "/tool_call")),
+            *(f"<{m}{HY}>" for m in ("tool_sep", "arg_key", "/arg_key")),
+            *(f"<{m}{HY}>" for m in ("arg_value", "/arg_value")),
+        ),
+    ),
+    "cohere": Family(
+        "cohere",
+        "<|START_ACTION|>[\n    "
+        f'{{"tool_call_id": "0", "tool_name": "edit", "parameters": {JSON}}},\n    '
+        '{"tool_call_id": "1", "tool_name": "edit", "parameters": {}}\n]<|END_ACTION|>',
+        marks=("<|START_ACTION|>", "<|END_ACTION|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    ),
+    "apertus": Family(
+        "apertus",
+        f'<|tools_prefix|>[{{"edit": {JSON}}}, {{"edit": {{}}}}]<|tools_suffix|>',
+        marks=("<|tools_prefix|>", "<|tools_suffix|>"),
+    ),
+    "granite": Family(
+        "granite",
+        f"<|tool_call|>[{', '.join(OBJECTS)}]",
+        marks=("<|tool_call|>",),
+        signs="<|start_of_role|>",
+    ),
+    "gigachat": Family(
+        "gigachat",
+        "".join(f"<|function_call|>{o}" for o in OBJECTS),
+        marks=("<|function_call|>",),
+        signs="<|role_sep|>",
     ),
     "list": Family("json_list", f"\n<TOOLCALL>[{', '.join(OBJECTS)}]</TOOLCALL>"),
     "lfm": Family(

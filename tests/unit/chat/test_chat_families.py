@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from headrace.chat.grammar import compile_constraint
 from headrace.chat.reader import TurnReader, joined
+from headrace.chat.renderer import Renderer
+from headrace.chat.template import ChatTemplate
 from headrace.chat.types import (
     ChatRequest,
     TextDelta,
@@ -25,6 +27,7 @@ RENDERERS = {
     for name, family in FAMILIES.items()
     for as_text in (False, True)
 }
+OPEN_ENDED = {"mistral", "mistral list", "llama", "granite", "gigachat"}  # no mark ends a call
 BOTH = pytest.mark.parametrize(("name", "as_text"), RENDERERS)
 
 
@@ -96,7 +99,7 @@ def test_noise_never_breaks_a_stream(name, as_text, noise, data):
         assert isinstance(event, TextDelta) or event[1]
 
 
-@pytest.mark.parametrize("name", sorted(set(FAMILIES) - {"mistral", "mistral list", "llama"}))
+@pytest.mark.parametrize("name", sorted(set(FAMILIES) - OPEN_ENDED))
 @pytest.mark.parametrize("as_text", [False, True])
 def test_an_empty_call_is_text(name, as_text):
     renderer = RENDERERS[name, as_text]
@@ -192,8 +195,8 @@ def test_what_a_family_writes_passes_its_grammar(name, as_text):
     wanted = ChatRequest(USER, (optional,))
     constraint = compile_constraint(renderer.tokenizer, wanted, renderer.style)
     text = family.answer.lstrip("\n").replace("[CALL_ID]abc", "")
-    if name == "llama":  # whose turns have one call
-        text = text[: text.rindex("<|python_tag|>")]
+    if name in ("llama", "gigachat"):  # whose turns have one call
+        text = text[: text.rindex(renderer.style.call.open.text)]
         text = text.removeprefix("<|python_tag|>" if as_text else "")
     assert accepts(constraint, renderer.tokenizer, text, special=True) is True
 
@@ -205,3 +208,35 @@ def test_text_may_stand_alone(name, as_text):
     wanted = ChatRequest(USER, (optional,))
     constraint = compile_constraint(renderer.tokenizer, wanted, renderer.style)
     assert accepts(constraint, renderer.tokenizer, "Only text, < and ] and 1.") is True
+
+
+def test_marks_around_a_text_are_not_part_of_it():
+    renderer = RENDERERS["cohere", False]
+    call = FAMILIES["cohere"].answer
+    text = "<|START_TEXT|>I look.<|END_TEXT|>"
+    assert text_of(events_of(renderer, text)) == "I look."
+    events = events_of(renderer, text + call)
+    assert text_of(events) == "I look."
+    assert len(calls(events)) == 2
+    strict = Tool("edit", "", {**EDIT.parameters, "required": []}, strict=True)
+    for answer in (text, "I look.", text + call, call):
+        constraint = compile_constraint(
+            renderer.tokenizer, ChatRequest(USER, (strict,)), renderer.style
+        )
+        assert accepts(constraint, renderer.tokenizer, answer, special=True) is True
+
+
+def test_marks_that_a_template_puts_together_are_found():
+    source = (
+        "{%- set HYTK = ':opensource' %}{% set call = '<tool_call{}>'.format(HYTK) %}"
+        "{% set sep = '<tool_sep{}>'.format(HYTK) %}{% set key = '<arg_key{}>'.format(HYTK) %}"
+        "{% set end = '</think{}>'.format(HYTK) %}"
+        "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    tokenizer = RENDERERS["hunyuan", False].tokenizer
+    style = Renderer.of(tokenizer, ChatTemplate(source)).style
+    assert style.syntax == "hunyuan"
+    assert style.think is not None
+    assert style.think.close.text == "</think:opensource>"
+    assert style.call.open.token is not None

@@ -12,7 +12,7 @@ from headrace.chat.tools.hermes import HermesCall
 from headrace.chat.tools.named_json import NamedJsonCall
 from headrace.chat.tools.nested import NS, NestedCall
 from headrace.chat.tools.tagged import TaggedCall, Tags
-from headrace.chat.tools.whole import JsonCalls, PythonCalls
+from headrace.chat.tools.whole import JsonCalls, KeyedCalls, PythonCalls
 from headrace.chat.types import Tool
 
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
@@ -24,6 +24,16 @@ GLM_TAGS = Tags("", "", "<arg_key>", "</arg_key>", "</arg_value>", "<arg_value>"
 MINIMAX_TAGS = Tags("", '">', '<parameter name="', '">', "</parameter>")
 DSML = "｜DSML｜"
 DSML_TAGS = Tags("", '">', f'<{DSML}parameter name="', '">', f"</{DSML}parameter>", typed=True)
+
+HY = ":opensource"
+HY_TAGS = Tags(
+    "",
+    f"<tool_sep{HY}>",
+    f"<arg_key{HY}>",
+    f"</arg_key{HY}>",
+    f"</arg_value{HY}>",
+    f"<arg_value{HY}>",
+)
 
 SEP, ARGS, CALL_ID = "<｜tool▁sep｜>", "[ARGS]", "[CALL_ID]"
 KIMI_SEP = "<|tool_call_argument_begin|>"
@@ -95,6 +105,14 @@ def _nested(tools: Mapping[str, Tool], first: str) -> CallBody | None:
 
 def _json_rows(tools: Mapping[str, Tool], first: str) -> CallBody | None:
     return JsonCalls() if first in "[{" else None
+
+
+def _keyed(tools: Mapping[str, Tool], first: str) -> CallBody | None:
+    return KeyedCalls() if first == "[" else None
+
+
+def _object(tools: Mapping[str, Tool], first: str) -> CallBody | None:
+    return HermesCall() if first == "{" else None
 
 
 def _python(tools: Mapping[str, Tool], first: str) -> CallBody | None:
@@ -199,6 +217,35 @@ SYNTAXES = (
         "</tool_calls>",
         _json_rows,
     ),
+    Syntax(
+        "hunyuan",
+        (f"<tool_sep{HY}>", f"<arg_key{HY}>"),
+        f"<tool_call{HY}>",
+        f"</tool_call{HY}>",
+        partial(_tagged, HY_TAGS),
+        wraps=(f"<tool_calls{HY}>", f"</tool_calls{HY}>"),
+        spelled=(
+            *(f"<tool_sep{HY}>", f"<arg_key{HY}>", f"</arg_key{HY}>"),
+            *(f"<arg_value{HY}>", f"</arg_value{HY}>"),
+        ),
+    ),
+    Syntax(
+        "cohere",
+        ("<|START_ACTION|>", "<|END_ACTION|>", "tool_name"),
+        "<|START_ACTION|>",
+        "<|END_ACTION|>",
+        _json_rows,
+        wraps=("<|START_TEXT|>", "<|END_TEXT|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    ),
+    Syntax(
+        "apertus",
+        ("<|tools_prefix|>", "<|tools_suffix|>"),
+        "<|tools_prefix|>",
+        "<|tools_suffix|>",
+        _keyed,
+    ),
+    Syntax("granite", ("<|tool_call|>", "<|start_of_role|>"), "<|tool_call|>", "", _json_rows),
+    Syntax("gigachat", ("<|function_call|>", "<|role_sep|>"), "<|function_call|>", "", _object),
     Syntax("json_list", ("<TOOLCALL>", "</TOOLCALL>"), "<TOOLCALL>", "</TOOLCALL>", _json_rows),
     Syntax(
         "lfm",

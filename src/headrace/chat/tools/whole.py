@@ -68,6 +68,16 @@ class JsonCalls(WholeCalls):
         return found
 
 
+class KeyedCalls(WholeCalls):
+    """`[{"NAME": {...}}, ...]`: the one key of each object is the name."""
+
+    def calls(self, text: str) -> list[tuple[str, str]] | None:
+        try:
+            return [_keyed_call(entry) for entry in json.loads(text)]
+        except (ValueError, TypeError, RecursionError):
+            return None
+
+
 class PythonCalls(WholeCalls):
     """`[f(a=1), g(b="x")]`, or one such call without brackets; values are literals."""
 
@@ -81,14 +91,24 @@ class PythonCalls(WholeCalls):
 
 
 def _json_call(entry: Any) -> tuple[str, str]:
-    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or not entry["name"]:
+    if not isinstance(entry, dict):
+        raise ValueError("not a call")
+    name = entry.get("name", entry.get("tool_name"))
+    if not isinstance(name, str) or not name:
         raise ValueError("not a call")
     arguments = entry.get("arguments", entry.get("parameters"))
     if isinstance(arguments, str):
         arguments = json.loads(arguments or "{}")
     if arguments is not None and not isinstance(arguments, dict):
         raise ValueError("not an object of arguments")
-    return entry["name"], json.dumps(arguments or {}, ensure_ascii=False)
+    return name, json.dumps(arguments or {}, ensure_ascii=False)
+
+
+def _keyed_call(entry: Any) -> tuple[str, str]:
+    ((name, arguments),) = entry.items() if isinstance(entry, dict) else ((None, None),)
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+        raise ValueError("not a call")
+    return name, json.dumps(arguments, ensure_ascii=False)
 
 
 def _python_call(node: ast.expr) -> tuple[str, str]:

@@ -21,6 +21,8 @@ from headrace.chat.tools.syntaxes import (
     DSML,
     DSML_TAGS,
     GLM_TAGS,
+    HY,
+    HY_TAGS,
     KIMI_SEP,
     MINIMAX_TAGS,
     QWEN_TAGS,
@@ -45,6 +47,7 @@ class Writing:
     last: str = ""
     marked: bool = True  # each call has its marks, not all of them together
     single: bool = False
+    around: tuple[tuple[str, str], ...] = ()  # marks around free text, which may be left out
 
 
 def object_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,6 +66,18 @@ def arguments(rules: Rules, i: int, tool: Tool, where: str) -> str:
 def _json_object(key: str, rules: Rules, i: int, tool: Tool, where: str) -> str:
     name = json.dumps(tool.name, ensure_ascii=False)
     lead = rules.text(f'{{"name": {name}, "{key}": ')
+    return f'{lead} {arguments(rules, i, tool, where)} "}}"'
+
+
+def _cohere(rules: Rules, i: int, tool: Tool, where: str) -> str:
+    name = json.dumps(tool.name, ensure_ascii=False)
+    lead, follow = rules.text('{"tool_call_id": "'), rules.text(f'", "tool_name": {name}, ')
+    number, key = "/[0-9]{1,4}/", rules.text('"parameters": ')
+    return f'{lead} {number} {follow} {key} {arguments(rules, i, tool, where)} "}}"'
+
+
+def _keyed(rules: Rules, i: int, tool: Tool, where: str) -> str:
+    lead = rules.text(f"{{{json.dumps(tool.name, ensure_ascii=False)}: ")
     return f'{lead} {arguments(rules, i, tool, where)} "}}"'
 
 
@@ -320,6 +335,35 @@ WRITINGS: Mapping[str, Writing] = {
         last="]</TOOLCALL>",
         marked=False,
     ),
+    "hunyuan": Writing(
+        partial(_tagged, HY_TAGS, "\n"),
+        first=f"<tool_calls{HY}>\n",
+        between="\n",
+        last=f"\n</tool_calls{HY}>",
+    ),
+    "cohere": Writing(
+        _cohere,
+        first="<|START_ACTION|>[\n    ",
+        between=",\n    ",
+        last="\n]<|END_ACTION|>",
+        marked=False,
+        around=(("<|START_TEXT|>", "<|END_TEXT|>"), ("<|START_RESPONSE|>", "<|END_RESPONSE|>")),
+    ),
+    "apertus": Writing(
+        _keyed,
+        first="<|tools_prefix|>[",
+        between=", ",
+        last="]<|tools_suffix|>",
+        marked=False,
+    ),
+    "granite": Writing(
+        partial(_json_object, "arguments"),
+        first="<|tool_call|>[",
+        between=", ",
+        last="]",
+        marked=False,
+    ),
+    "gigachat": Writing(partial(_json_object, "arguments"), single=True),
     "lfm": Writing(
         _python,
         first="<|tool_call_start|>[",
