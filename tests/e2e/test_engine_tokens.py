@@ -91,12 +91,14 @@ def test_batched_cut_and_preempted_as_alone(model: Any, load: Callable[..., Engi
         said = oracle.generate(prompt, max_new_tokens=16, do_sample=False)
     assert alone[0] == said[0, len(greedy.tokens) :].tolist()
     assert len({tuple(tokens) for tokens in alone}) == len(alone)
+    tight = {"memory.kv_bytes": _bytes_of(folder, blocks=24), "schedule.step_tokens": 16}
     for keys in (
         {"schedule.step_tokens": 64},
         {"schedule.step_tokens": 7},
         {"schedule.step_tokens": 1},
         {"schedule.max_sequences": 3, "schedule.step_tokens": 20},
-        {"memory.kv_bytes": _bytes_of(folder, blocks=24), "schedule.step_tokens": 16},
+        # With windows in all layers nothing grows, and nothing runs short.
+        *([tight] if tight["memory.kv_bytes"] else []),
     ):
         engine = load(folder, **keys)
         assert run(engine, REQUESTS) == alone, keys

@@ -58,7 +58,7 @@ def run(
         facts = bench.facts
         element = 4 if bench.engine.plan.exact else 2
         context = PROMPT_TOKENS + tokens // 2
-        cached = context * facts.kv_bytes_per_token(element)
+        cached = facts.kv_read_bytes(context, element)
         read = facts.decode_bytes + cached
         return {
             "bench": "decode",

@@ -6,6 +6,17 @@ A number is either free or held by at least one holder, never both; `check` prov
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Table(NamedTuple):
+    """Some blocks of a sequence that follow each other; the first of them is its block `first`."""
+
+    first: int
+    blocks: tuple[int, ...]
+
+
+Tables = tuple[Table, ...]  # one per size of window
 
 
 class BlockPool:

@@ -1,5 +1,5 @@
-"""Recurrent states that outlive their sequence: few slots, so the least valuable makes room, for
-the host tier's slots where there are any.
+"""States that outlive their sequence, recurrent or of layers with a window: few slots, so the least
+valuable makes room, for the host tier's slots where there are any.
 
 A state is worth the tokens that would have to be computed again without it, times its uses, times
 its conversation's weight, and less with every request that did not need it.
@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from headrace.cache.blocks import BlockPool
+from headrace.cache.blocks import BlockPool, Tables
 from headrace.cache.conversations import MOST_TURNS, Conversation, faded
 from headrace.cache.lease import Copies
 from headrace.cache.radix import Checkpoint, Node
+from headrace.cache.windows import Windows
 
 NEAR = 64  # tokens that a state saves at least, for its worth
 
@@ -25,11 +26,12 @@ class StateCheckpoints:
         self,
         slots: BlockPool,
         host: BlockPool,
+        windows: Windows,
         copies: Copies,
         left: Callable[[Node], None],
     ) -> None:
         """`left` hears of nodes that have lost a state."""
-        self.slots, self.host = slots, host
+        self.slots, self.host, self.windows = slots, host, windows
         self.now = 0  # requests begun so far: the clock of this cache
         self.evictions = 0
         self._copies, self._left = copies, left
@@ -46,11 +48,13 @@ class StateCheckpoints:
     def __iter__(self) -> Iterator[Checkpoint]:
         return iter(self._all.values())
 
-    def put(self, node: Node, offset: int, slot: int) -> None:
-        """A state that lies in this slot, which is the tree's from now on."""
+    def put(self, node: Node, offset: int, slot: int, running: Tables) -> None:
+        """A state that lies in this slot, which is the tree's from now on. `running`: what the
+        sequence holds of windows."""
         assert offset not in node.states, "a state is there already"
         assert slot not in self._all
         made = Checkpoint(slot, node, offset, used=self.now, before=before(node, offset))
+        made.windows = self.windows.keep(running, made.position, host=slot < 0)
         rivals = self._next_of(made.before)
         made.after = {c for c in rivals if _leads_to(made, c)}
         for later in made.after:
@@ -60,7 +64,8 @@ class StateCheckpoints:
         node.states[offset] = self._all[slot] = made
 
     def drop(self, checkpoint: Checkpoint) -> int:
-        """Its slot, which nobody holds for it any more."""
+        """Its slot, which nobody holds for it any more, as its blocks of windows."""
+        self.windows.release(checkpoint.windows)
         rivals = self._next_of(checkpoint.before)
         rivals.discard(checkpoint)
         rivals |= checkpoint.after
@@ -151,6 +156,9 @@ class StateCheckpoints:
         slot = ~self.host.take()[0]
         self._copies.states.append((checkpoint.slot, slot))
         self.slots.release((checkpoint.slot,))
+        held = checkpoint.windows
+        checkpoint.windows = self.windows.spilled(held)
+        self.windows.release(held)
         del self._all[checkpoint.slot]
         checkpoint.slot = slot
         self._all[slot] = checkpoint

@@ -7,15 +7,16 @@ values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 from headrace.cache.blocks import BlockPool
 from headrace.cache.checkpoints import before, worth_now
 from headrace.cache.conversations import Conversation
-from headrace.cache.lease import Copies, Cut, Lease, Prefix
+from headrace.cache.lease import Copies, Cut, Lease, Moves, Prefix
 from headrace.cache.radix import Checkpoint, Node
 from headrace.cache.store import BlockStore
+from headrace.planning.windows import Window
 
 Tokens = Sequence[int]
 
@@ -32,11 +33,16 @@ class PrefixCache:
         on: bool,
         host_blocks: int = 0,
         host_states: int = 0,
+        windows: Sequence[Window] = (),
     ) -> None:
-        """`host_blocks`, `host_states`: what the host tier holds, 0 = there is none."""
+        """`host_blocks`, `host_states`: what the host tier holds, 0 = there is none. A model with
+        `windows` has states, too."""
+        assert states.count or not windows
         self.blocks, self.states = blocks, states
         slots = BlockPool(host_states if states.count else 0)
-        self._store = BlockStore(blocks, BlockPool(host_blocks), (states, slots), block_tokens)
+        host = BlockPool(host_blocks)
+        self._store = BlockStore(blocks, host, (states, slots), block_tokens, windows)
+        self.windows = self._store.windows
         self.tree = self._store.tree
         self.checkpoints = self._store.checkpoints
         self.on = on
@@ -95,17 +101,20 @@ class PrefixCache:
         for node in path:
             store.use(node)
         if tail is not None:
-            source = tail.block
-            pinned = source < 0
+            read = tail.block
+            pinned = read < 0
             tail.users += pinned  # or its place in the host tier might be given away
         if prefix.tokens:
             self._hit(prefix, owner)
-        state = self._begin_state(prefix.checkpoint) if self._recurrent else -1
+        # Windows first: the state may be taken from the very checkpoint.
+        source = prefix.checkpoint
+        windows = self.windows.begin(source, lambda: self.checkpoints.make_room(but=source))
+        state = self._begin_state(source) if self._recurrent else -1
         taken = store.take(blocks - prefix.resident)
         own, returning = taken[: blocks - len(path)], list(taken[blocks - len(path) :])
         if tail is not None:
             # Before anything is brought back, which may be into the block that this is read from.
-            store.copies.blocks.append((source, own[0]))
+            store.copies.blocks.append((read, own[0]))
             tail.users -= pinned
             store.settle(tail)
         for node in path:
@@ -113,16 +122,23 @@ class PrefixCache:
                 store.bring_back(node, returning.pop())
             self.blocks.share((node.block,))
         node = path[-1] if path else self.tree.root
-        return Lease(node, (*(n.block for n in path), *own), state, owner)
+        return Lease(node, (*(n.block for n in path), *own), state, owner, windows)
 
-    def grow(self, lease: Lease, blocks: int) -> bool:
-        """To so many blocks; False, and nothing has changed, where they are not to be had."""
-        more = blocks - len(lease.blocks)
+    def grow(self, lease: Lease, tokens: int) -> bool:
+        """For so many tokens; False, and nothing has changed, where it is not to be had."""
+        more = -(-tokens // self.tree.block_tokens) - len(lease.blocks)
         if more > self.spare_blocks:
             return False
         if more > 0:
             lease.blocks += self.take(more)
+        if lease.windows:
+            lease.windows = self.windows.grow(lease.windows, tokens, self.checkpoints.make_room)
         return True
+
+    def trim(self, lease: Lease, computed: int) -> None:
+        """Give back what lies behind the windows of all tokens to come."""
+        if lease.windows:
+            lease.windows = self.windows.trim(lease.windows, computed)
 
     def take(self, n: int) -> tuple[int, ...]:
         """Free blocks, after evictions where needed; the caller has looked at `spare_blocks`."""
@@ -209,6 +225,7 @@ class PrefixCache:
         if self.on and computed and (state_valid or not self._recurrent):
             self._keep_end(lease, tokens, computed)
         self.blocks.release(lease.blocks)
+        self.windows.release(lease.windows)
         self.states.release(cut.slot for cut in lease.cuts)
         if lease.state >= 0:
             self.states.release((lease.state,))
@@ -222,11 +239,20 @@ class PrefixCache:
         """Those since the last call; to be done before anything else touches blocks or states."""
         return self._store.copies.drain()
 
-    def renamed(self, blocks: Mapping[int, int], states: Mapping[int, int]) -> None:
-        """Numbers have changed: old -> new."""
-        self._store.renamed(blocks)
-        if states:
-            self.checkpoints.renamed(states)
+    def resize(self, blocks: int, states: int, leases: Sequence[Lease]) -> Moves:
+        """Between steps; `leases`, of all that run, leave room for that many. What is copied comes
+        before what moves."""
+        self.make_free(self.blocks.count - blocks)
+        self.free_states(self.states.count - states)
+        windows = self.windows.resize(states, self.checkpoints.make_room)
+        moves = Moves(self.blocks.resize(blocks), self.states.resize(states), windows)
+        self._store.renamed(moves.blocks)
+        if moves.states:
+            self.checkpoints.renamed(moves.states)
+        self.windows.renamed(self.checkpoints, windows)
+        for lease in leases:
+            lease.rename(moves)
+        return moves
 
     def check(self, leases: Sequence[Lease]) -> None:
         """Raise AssertionError where an invariant is broken."""
@@ -253,6 +279,7 @@ class PrefixCache:
         slots += [cut.slot for lease in leases for cut in lease.cuts]
         slots += [c.slot for c in self.checkpoints if c.slot >= 0]
         assert len(slots) == len(set(slots)) == self.states.used
+        self.windows.check([lease.windows for lease in leases], self.checkpoints)
 
     def _owner(self, prefix: Prefix) -> Conversation:
         """The conversation that a sequence with this prefix belongs to."""
@@ -298,7 +325,7 @@ class PrefixCache:
         else:
             offset = len(node.tokens)
         if self._recurrent and offset not in node.states:
-            self.checkpoints.put(node, offset, lease.state)
+            self.checkpoints.put(node, offset, lease.state, lease.windows)
             lease.state = -1
         if node.parent is not None:
             self._store.touch(node, lease.owner)
@@ -318,7 +345,7 @@ class PrefixCache:
             host = cut.slot < 0
             (self.checkpoints.host if host else self.states).release((max(cut.slot, ~cut.slot),))
             return False
-        self.checkpoints.put(node, offset, cut.slot)
+        self.checkpoints.put(node, offset, cut.slot, lease.windows)
         self._store.settle(node)
         return True
 

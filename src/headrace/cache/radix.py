@@ -8,16 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from headrace.cache.blocks import Tables
 from headrace.cache.conversations import Conversation
 
 
 @dataclass(slots=True, eq=False)
 class Checkpoint:
-    """A recurrent state as it was behind `offset` tokens of a node, in a state slot of its own."""
+    """A state as it was behind `offset` tokens of a node, in a state slot of its own: recurrent,
+    and what layers with a window look back at."""
 
     slot: int  # ~n = slot n of the host tier
     node: Node
     offset: int
+    windows: Tables = ()  # shared blocks of the device, or ~n = its own ones in the host tier
     hits: int = 0
     used: int = 0  # number of the request that used it last
     before: Checkpoint | None = None  # the nearest one that has seen a beginning of its tokens

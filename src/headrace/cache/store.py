@@ -6,7 +6,7 @@ block has one reference from the tree and one from each sequence that reads it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from headrace.cache.blocks import BlockPool
 from headrace.cache.checkpoints import StateCheckpoints
@@ -14,19 +14,27 @@ from headrace.cache.conversations import Conversation
 from headrace.cache.lease import Copies
 from headrace.cache.leaves import Leaves
 from headrace.cache.radix import Node, RadixTree
+from headrace.cache.windows import Windows
+from headrace.planning.windows import Window
 
 
 class BlockStore:
     """Nodes come and go here, and move between the tiers."""
 
     def __init__(
-        self, blocks: BlockPool, host: BlockPool, states: tuple[BlockPool, BlockPool], size: int
+        self,
+        blocks: BlockPool,
+        host: BlockPool,
+        states: tuple[BlockPool, BlockPool],
+        size: int,
+        windows: Sequence[Window],
     ) -> None:
         """`size`: tokens of a block; `states`: slots of the device and of the host tier."""
         self.blocks, self.host = blocks, host
         self.tree = RadixTree(size)
         self.copies = Copies()
-        self.checkpoints = StateCheckpoints(*states, self.copies, self.settle)
+        self.windows = Windows(windows, size, states, self.copies, first=blocks.first)
+        self.checkpoints = StateCheckpoints(*states, self.windows, self.copies, self.settle)
         self.recurrent = states[0].count > 0
         self.evictions = 0  # of blocks, out of the tree
         self.spills = self.returns = 0  # of blocks, to the host tier and back
@@ -150,6 +158,7 @@ class BlockStore:
                 self.renamed(moves)
             else:
                 self.checkpoints.renamed(moves)
+        self.windows.resize_host(states, self.checkpoints)
 
     def status(self) -> dict[str, int]:
         """Of the host tier; blocks total 0 where there is none."""

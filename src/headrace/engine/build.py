@@ -18,7 +18,7 @@ from headrace.engine.forward import Forward
 from headrace.engine.graphs import Graphs
 from headrace.engine.opening import Opening
 from headrace.engine.placing import place_experts
-from headrace.engine.pools import Pools, Sizes
+from headrace.engine.pools import Pools, host_sizes, sizes_of
 from headrace.engine.recorder import Recorder
 from headrace.engine.runner import Runner
 from headrace.experts.arriving import Arriving
@@ -28,7 +28,6 @@ from headrace.models.load import load_model
 from headrace.ops.choose import ops_for
 from headrace.planning.budget import useful_blocks
 from headrace.planning.elastic import HOST_GROWTH
-from headrace.planning.facts import ModelFacts
 from headrace.planning.trace import TraceModel
 
 AnyDevice = CpuDevice | EmulatedDevice
@@ -114,8 +113,7 @@ def _build(
     if isinstance(device, EmulatedDevice):
         # The dense weights stay where they were read: only the budget moves.
         device.memory.take(model.facts.total_bytes - model.facts.experts_bytes)
-    pools = _pools(opening, device, model.facts)
-    host = _host_pools(opening, model.facts)
+    pools, host = _pools(opening, device), _host_pools(opening)
     crossed = device.crossed if isinstance(device, EmulatedDevice) else None
     crossing = Crossing(pools, limits.block_tokens, host, crossed)
     placement = place_experts(opening, model, device, ops)
@@ -128,42 +126,38 @@ def _build(
         sequences=limits.max_sequences,
         block_tokens=limits.block_tokens,
         sequence_blocks=-(-limits.context // limits.block_tokens),
+        windows=[window.tokens for window in limits.windows],
         crossing=crossing,
     )
     tiers = Tiers(pools, host, crossing)
     return Built(runner, tiers, placement, graphs, recorder, device, opening)
 
 
-def _host_pools(opening: Opening, facts: ModelFacts) -> Pools | None:
+def _host_pools(opening: Opening) -> Pools | None:
     """For what the device's prefix cache parts with; pages that nothing reached cost nothing."""
     limits = opening.limits
     if not limits.host_blocks and not limits.host_states:
         return None
-    most = Sizes(
-        HOST_GROWTH * limits.host_blocks * limits.block_tokens, HOST_GROWTH * limits.host_states
-    )
-    sizes = Sizes(limits.host_blocks * limits.block_tokens, limits.host_states)
-    return Pools(facts.state, HostMemory(), sizes, most, _kv_dtype(opening))
+    blocks, states = limits.host_blocks, limits.host_states
+    most = host_sizes(limits, HOST_GROWTH * blocks, HOST_GROWTH * states)
+    sizes = host_sizes(limits, blocks, states)
+    return Pools(opening.facts.state, HostMemory(), sizes, most, _kv_dtype(opening))
 
 
 def _kv_dtype(opening: Opening) -> torch.dtype:
     return torch.float32 if opening.plan.exact else torch.bfloat16
 
 
-def _pools(opening: Opening, device: AnyDevice, facts: ModelFacts) -> Pools:
+def _pools(opening: Opening, device: AnyDevice) -> Pools:
     """As planned; they may grow until every sequence has the full context."""
     limits = opening.limits
     most = max(limits.blocks, useful_blocks(opening.plan.need))
     states = max(limits.state_slots, min(1, limits.state_slots) * opening.plan.need.most_states)
-
-    def tokens(blocks: int) -> int:
-        return (limits.first_block + blocks) * limits.block_tokens
-
     return Pools(
-        facts.state,
+        opening.facts.state,
         device,
-        Sizes(tokens(limits.blocks), limits.state_slots),
-        Sizes(tokens(most), states),
+        sizes_of(limits, limits.blocks, limits.state_slots),
+        sizes_of(limits, most, states),
         _kv_dtype(opening),
     )
 

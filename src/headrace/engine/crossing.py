@@ -6,15 +6,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from headrace.cache.lease import Copies
-from headrace.models.state import KvPool, State
+from headrace.cache.lease import Copies, Pair
+from headrace.models.state import KvPool, LayerState, RecurrentPool, State
 
-Pair = tuple[int, int]
+Select = Callable[[LayerState], tuple[Tensor, ...]]  # what is copied of a layer
 
 
 class Caches(Protocol):
@@ -40,34 +41,42 @@ class Crossing:
 
     def copy(self, copies: Copies) -> None:
         began, nbytes = time.perf_counter(), 0
-        for pairs in batches(copies.blocks):
-            nbytes += self._copy(pairs, KvPool, self._block_tokens)
+        for window, listed in ((None, copies.blocks), *copies.windows.items()):
+            for pairs in batches(listed):
+                nbytes += self._copy(pairs, partial(_keys, window), self._block_tokens)
         for pairs in batches(copies.states):
-            nbytes += self._copy(pairs, None, 1)
+            nbytes += self._copy(pairs, _recurrent, 1)
         if nbytes and self._crossed is not None:
             self._crossed(nbytes, time.perf_counter() - began)
 
-    def _copy(self, pairs: Sequence[Pair], kind: type[KvPool] | None, entries: int) -> int:
+    def _copy(self, pairs: Sequence[Pair], of: Select, entries: int) -> int:
         """Bytes that crossed the link."""
         source, target = pairs[0][0] < 0, pairs[0][1] < 0
         old = torch.tensor([_plain(pair[0]) for pair in pairs])
         new = torch.tensor([_plain(pair[1]) for pair in pairs])
         crossed = 0
         for i in range(len(self._device.state)):
-            reads, writes = self._tensors(source, i, kind), self._tensors(target, i, kind)
+            reads, writes = of(self._layer(source, i)), of(self._layer(target, i))
             for a, b in zip(reads, writes, strict=True):
                 wide = a.view(-1, entries, *a.shape[1:])[old]
                 b.view(-1, entries, *b.shape[1:])[new] = wide
                 crossed += wide.nbytes if source != target else 0
         return crossed
 
-    def _tensors(self, host: bool, layer: int, kind: type[KvPool] | None) -> tuple[Tensor, ...]:
+    def _layer(self, host: bool, layer: int) -> LayerState:
         caches = self._host if host else self._device
         assert caches is not None, "a copy to a host tier that is not there"
-        pool = caches.state[layer]
-        if isinstance(pool, KvPool):
-            return (pool.keys, pool.values) if kind is KvPool else ()
-        return () if pool is None or kind is KvPool else (pool.matrix, pool.conv)
+        return caches.state[layer]
+
+
+def _keys(window: int | None, pool: LayerState) -> tuple[Tensor, ...]:
+    if isinstance(pool, KvPool) and pool.window == window:
+        return pool.keys, pool.values
+    return ()
+
+
+def _recurrent(pool: LayerState) -> tuple[Tensor, ...]:
+    return (pool.matrix, pool.conv) if isinstance(pool, RecurrentPool) else ()
 
 
 def batches(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from headrace.cache.lease import Copies
 from headrace.engine.crossing import Crossing
-from headrace.engine.pools import Pools, Sizes
+from headrace.engine.pools import Pools, host_sizes, sizes_of
 from headrace.engine.scheduler import Scheduler
 from headrace.errors import CapacityError
 from headrace.experts.placement import Hybrid, Placement
@@ -40,7 +40,7 @@ class Tiers(NamedTuple):
     crossing: Crossing | None = None
 
     def copy(self, copies: Copies) -> None:
-        if self.crossing is not None and (copies.blocks or copies.states):
+        if self.crossing is not None and copies:
             self.crossing.copy(copies)
 
 
@@ -110,19 +110,15 @@ class Elastic:
             moves = self._scheduler.resize(blocks, states)
             # What left for the host tier is still where it was.
             self._tiers.copy(self._scheduler.copies())
-            self._pools.resize(
-                self._sizes(blocks, states),
-                moves.blocks,
-                moves.states,
-                block_tokens=limits.block_tokens,
-            )
+            sizes = sizes_of(limits, blocks, states)
+            self._pools.resize(sizes, moves, block_tokens=limits.block_tokens)
 
     def _grow(self, wanted: MemoryBudget) -> None:
         limits = self._scheduler.limits
         blocks, states = wanted.kv_blocks, wanted.state_slots
         if (blocks, states) != (limits.blocks, limits.state_slots):
-            sizes = self._sizes(blocks, states)
-            self._pools.resize(sizes, {}, {}, block_tokens=limits.block_tokens)
+            sizes = sizes_of(limits, blocks, states)
+            self._pools.resize(sizes, block_tokens=limits.block_tokens)
             self._scheduler.resize(blocks, states)
 
     def _resize_host(self, wanted: MemoryBudget) -> None:
@@ -134,8 +130,8 @@ class Elastic:
         # The larger of both, while entries move from where they were to where they will be.
         both = (max(blocks, limits.host_blocks), max(states, limits.host_states))
         for number, (n_blocks, n_states) in enumerate((both, (blocks, states))):
-            sizes = Sizes(n_blocks * limits.block_tokens, n_states)
-            host.resize(sizes, {}, {}, block_tokens=limits.block_tokens)
+            sizes = host_sizes(limits, n_blocks, n_states)
+            host.resize(sizes, block_tokens=limits.block_tokens)
             if number == 0:
                 self._scheduler.resize_host(blocks, states)
                 self._tiers.copy(self._scheduler.copies())
@@ -150,7 +146,3 @@ class Elastic:
                     break
                 wanted = less
         return wanted
-
-    def _sizes(self, blocks: int, states: int) -> Sizes:
-        limits = self._scheduler.limits
-        return Sizes((limits.first_block + blocks) * limits.block_tokens, states)

@@ -6,6 +6,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,7 +25,7 @@ from headrace.engine.runner import Runner
 from headrace.engine.sampler import Drawer, sample
 from headrace.engine.scheduler import Scheduler
 from headrace.engine.seq import Limits
-from headrace.engine.step import Draw, Span, Step
+from headrace.engine.step import Draw, Step
 from headrace.engine.validation import check_tokens
 from headrace.errors import DeviceError, HeadraceError
 from headrace.planning.budget import MemoryBudget
@@ -32,7 +33,6 @@ from headrace.planning.resolve import ExecutionPlan
 
 log = logging.getLogger(__name__)
 
-_NOBODY = RequestId(-1)
 MOST_SHOWN = 32  # of the queue, in the status
 
 
@@ -190,12 +190,11 @@ class Engine:
         self._check_open()
         check_tokens(tokens, vocab=self.vocab, context=self.context, answer=0)
         logits = np.empty((len(tokens), self.vocab), dtype=np.float32)
-        with self._scheduler.lend(len(tokens)) as (blocks, state):
-            for start in range(0, len(tokens), self._limits.step_tokens):
-                chunk = tuple(tokens[start : start + self._limits.step_tokens])
-                span = Span(_NOBODY, chunk, start, blocks, state, sample=False)
+        with closing(self._scheduler.lend(tokens)) as spans:
+            for span in spans:
+                self._runner.copy(self._scheduler.copies())
                 rows = self._runner.run(Step((span,)), every=True).rows
-                logits[start : start + len(chunk)] = rows
+                logits[span.start : span.start + span.length] = rows
         return logits
 
     def status(self) -> dict[str, Any]:
@@ -215,6 +214,7 @@ class Engine:
             "state_slots_used": scheduler.states_used,
             "state_slots_cached": scheduler.cache.checkpoints.on_device,
             "state_slots_total": scheduler.states.count,
+            "windows": scheduler.cache.windows.status(),
             "prefix_hits": scheduler.cache.hits,
             "prefix_evictions": scheduler.cache.evictions,
             "cached_tokens": scheduler.cache.cached_tokens,

@@ -34,7 +34,7 @@ class Live:
         self._built, self._scheduler = built, scheduler
         opening = built.opening
         limits = limits_for(
-            opening.source.facts,
+            opening.facts,
             opening.plan.memory,
             opening.plan.need,
             context=opening.limits.context,

@@ -15,6 +15,7 @@ from headrace.planning.facts import ModelFacts
 from headrace.planning.machine import Machine
 from headrace.planning.profile import NOT_MEASURED, Found, find_profile, profile_path
 from headrace.planning.resolve import ExecutionPlan, equip, profile_mark, resolve
+from headrace.planning.windows import windows_of
 from headrace.weights.checkpoint import read_json
 from headrace.weights.loader import Reading
 
@@ -33,6 +34,11 @@ class Opening:
     reading: Reading
     rows: bool = True  # routed experts are among what is read
 
+    @property
+    def facts(self) -> ModelFacts:
+        """As planned for: of the windows those that are shorter than the context."""
+        return self.source.facts.within(self.plan.need.context)
+
 
 def open_engine(path: Path, config: EngineConfig, *, home: Path | None = None) -> Opening:
     """Importing torch takes a second or two, in which the weights are already on their way.
@@ -49,7 +55,13 @@ def open_engine(path: Path, config: EngineConfig, *, home: Path | None = None) -
     ends = end_ids(path, source.checkpoint.config)
     reuse = config.memory.prefix_cache == "on"
     limits = limits_of(plan, source.facts.vocab, ends, prefix_cache=reuse)
-    limits = replace(limits, anchored=config.memory.anchors == "on")
+    windows = windows_of(
+        source.facts.within(plan.need.context),
+        block_tokens=limits.block_tokens,
+        context=plan.need.context,
+        step_tokens=limits.step_tokens,
+    )
+    limits = replace(limits, anchored=config.memory.anchors == "on", windows=windows)
     beside = config.experts.arrive == "beside" and plan.experts is None and source.facts.rows > 0
     rows = plan.tier is None and not beside
     return Opening(source, config, machine, plan, limits, source.read(rows=rows), rows)

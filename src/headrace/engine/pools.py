@@ -8,17 +8,21 @@ begins.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from headrace.cache.lease import Moves
 from headrace.device.memory import ElasticRange
+from headrace.engine.seq import Limits
 from headrace.errors import CapacityError
 from headrace.models.state import KvPool, LayerState, RecurrentPool, State
-from headrace.planning.facts import KvNeed, StateNeed
+from headrace.planning.facts import KvNeed, RecurrentNeed, StateNeed
+
+NO_MOVES = Moves({}, {})
 
 
 class Memory(Protocol):
@@ -33,6 +37,25 @@ class Sizes:
 
     kv_slots: int
     state_slots: int
+    windows: Mapping[int, int] = field(default_factory=dict)  # KV slots by the window's tokens
+
+    def of(self, need: StateNeed) -> int:
+        if isinstance(need, RecurrentNeed):
+            return self.state_slots
+        return self.kv_slots if need.window is None else self.windows[need.window]
+
+
+def sizes_of(limits: Limits, blocks: int, states: int) -> Sizes:
+    """Of a device that holds so many."""
+    size, first = limits.block_tokens, limits.first_block
+    windows = {w.tokens: (first + w.blocks(states)) * size for w in limits.windows}
+    return Sizes((first + blocks) * size, states, windows)
+
+
+def host_sizes(limits: Limits, blocks: int, states: int) -> Sizes:
+    """Of a host tier that holds so many."""
+    size = limits.block_tokens
+    return Sizes(blocks * size, states, {w.tokens: w.each * states * size for w in limits.windows})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +90,6 @@ class Pools:
         self._device, self._most, self._kv_dtype = device, most, kv_dtype
         self._needs = tuple(needs)
         self._pools = [self._make(need) for need in needs]
-        self.sizes = Sizes(0, 0)
         self._commit(sizes)
 
     @property
@@ -78,32 +100,33 @@ class Pools:
     def resize(
         self,
         sizes: Sizes,
-        kv_moves: Mapping[int, int],
-        state_moves: Mapping[int, int],
+        moves: Moves = NO_MOVES,
         *,
         block_tokens: int,
     ) -> None:
-        """Old number -> new number of each block and state slot that moves; then the new sizes.
+        """What moves; then the new sizes.
 
         Raises CapacityError where the device has not the memory; then nothing has grown.
         """
+        windows = dict(zip(sizes.windows, moves.windows, strict=False))
         for pool in self._state:
             if isinstance(pool, KvPool):
+                own = moves.blocks if pool.window is None else windows.get(pool.window, {})
                 for tensor in (pool.keys, pool.values):
-                    _move(tensor, kv_moves, block_tokens)
+                    _move(tensor, own, block_tokens)
             elif pool is not None:
                 for tensor in (pool.matrix, pool.conv):
-                    _move(tensor, state_moves, 1)
+                    _move(tensor, moves.states, 1)
         self._commit(sizes)
 
     def _commit(self, sizes: Sizes) -> None:
         done: list[tuple[_Pool, int]] = []
         try:
             for need, pools in zip(self._needs, self._pools, strict=True):
-                count = sizes.kv_slots if isinstance(need, KvNeed) else sizes.state_slots
                 for pool in pools:
+                    assert need is not None
                     done.append((pool, pool.memory.committed))
-                    pool.memory.resize(count * pool.entry_bytes)
+                    pool.memory.resize(sizes.of(need) * pool.entry_bytes)
         except CapacityError:
             for pool, nbytes in done:
                 pool.memory.resize(nbytes)
@@ -118,7 +141,7 @@ class Pools:
             return ()
         if isinstance(need, KvNeed):
             shapes = [(need.kv_heads, width // need.kv_heads) for width in (need.key, need.value)]
-            return tuple(self._range(self._most.kv_slots, s, self._kv_dtype) for s in shapes)
+            return tuple(self._range(self._most.of(need), s, self._kv_dtype) for s in shapes)
         most = self._most.state_slots
         return tuple(self._range(most, s, torch.float32) for s in (need.matrix, need.conv))
 
@@ -128,11 +151,10 @@ class Pools:
     def _layer(self, need: StateNeed | None, pools: tuple[_Pool, ...]) -> LayerState:
         if need is None:
             return None
-        first, second = pools
+        first, second = (pool.tensor(self.sizes.of(need)) for pool in pools)
         if isinstance(need, KvNeed):
-            return KvPool(first.tensor(self.sizes.kv_slots), second.tensor(self.sizes.kv_slots))
-        slots = self.sizes.state_slots
-        return RecurrentPool(first.tensor(slots), second.tensor(slots))
+            return KvPool(first, second, need.window)
+        return RecurrentPool(first, second)
 
 
 def _move(tensor: Tensor, moves: Mapping[int, int], entries: int) -> None:

@@ -6,18 +6,19 @@ Buffers are made once and never move; a prompt costs no Python per token.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace.cache.blocks import Table
 from headrace.cache.lease import Copies
 from headrace.engine.crossing import Caches, Crossing
 from headrace.engine.logits import Logits
 from headrace.engine.pools import clear_states
-from headrace.engine.request import RequestId
 from headrace.engine.step import Span, Step
+from headrace.engine.tables import BlockTables
 from headrace.models.state import Batch, State
 from headrace.ops.spans import Runs, Spans
 
@@ -36,22 +37,25 @@ class Runner:
         sequences: int,
         block_tokens: int,
         sequence_blocks: int,
+        windows: Sequence[int] = (),
         crossing: Crossing | None = None,
     ) -> None:
-        """`crossing`: None = there is no host tier."""
+        """`windows`: sizes, of the layers that have one; `crossing`: None = no host tier."""
         self._forward = forward
         self._caches = caches
         self._crossing = crossing or Crossing(caches, block_tokens)
         self._block_tokens = block_tokens
         self._tokens = np.zeros(step_tokens, dtype=np.int64)
         self._positions = np.zeros(step_tokens, dtype=np.int64)
-        self._kv_slots = np.zeros(step_tokens, dtype=np.int64)
         self._offsets = np.zeros(sequences + 1, dtype=np.int32)
         self._contexts = np.zeros(sequences, dtype=np.int32)
         self._states = np.zeros(sequences, dtype=np.int32)
-        self._table = np.zeros((sequences, sequence_blocks), dtype=np.int32)
+        self._tables, *others = (
+            BlockTables(step_tokens, sequences, sequence_blocks, size=block_tokens)
+            for _ in range(1 + len(windows))
+        )
+        self._windows = dict(zip(windows, others, strict=True))
         self._decode: dict[int, Batch] = {}  # by sequences
-        self._rows: dict[RequestId, tuple[tuple[int, ...], NDArray[np.int32]]] = {}
 
     def run(self, step: Step, *, every: bool = False) -> Logits:
         """Of each span's last token where it has `sample`, in order; they hold until the next call.
@@ -67,16 +71,18 @@ class Runner:
 
     def copy(self, copies: Copies) -> None:
         """Blocks and states, between two steps."""
-        if copies.blocks or copies.states:
+        if copies:
             self._crossing.copy(copies)
 
     def _batch(self, step: Step, *, every: bool) -> Batch:
         spans = step.spans
-        table = self._block_table(spans)
+        self._tables.fill(spans, [Table(0, span.blocks) for span in spans])
+        for i, table in enumerate(self._windows.values()):
+            table.fill(spans, [span.windows[i] for span in spans])
         wanted: list[int] = []
         at = 0
         for i, span in enumerate(spans):
-            self._fill(span, at, table[i])
+            self._fill(span, at)
             at += span.length
             self._offsets[i + 1] = at
             self._contexts[i] = span.start
@@ -94,53 +100,38 @@ class Runner:
 
     def _views(self, n: int, at: int, rows_N: Tensor, runs: Runs | None = None) -> Batch:
         """The buffers as far as `n` spans with `at` tokens fill them."""
+        blocks_SB, kv_slots_T = self._tables.views(n, at)
+        spans = Spans(
+            offsets_S1=torch.from_numpy(self._offsets[: n + 1]),
+            contexts_S=torch.from_numpy(self._contexts[:n]),
+            blocks_SB=blocks_SB,
+            kv_slots_T=kv_slots_T,
+            states_S=torch.from_numpy(self._states[:n]),
+            block_size=self._block_tokens,
+            runs=runs,
+        )
         return Batch(
             tokens_T=torch.from_numpy(self._tokens[:at]),
             positions_T=torch.from_numpy(self._positions[:at]),
             rows_N=rows_N,
-            spans=Spans(
-                offsets_S1=torch.from_numpy(self._offsets[: n + 1]),
-                contexts_S=torch.from_numpy(self._contexts[:n]),
-                blocks_SB=torch.from_numpy(self._table[:n]),
-                kv_slots_T=torch.from_numpy(self._kv_slots[:at]),
-                states_S=torch.from_numpy(self._states[:n]),
-                block_size=self._block_tokens,
-                runs=runs,
-            ),
+            spans=spans,
+            windows={
+                window: replace(spans, blocks_SB=blocks_SB, kv_slots_T=kv_slots_T)
+                for window, table in self._windows.items()
+                for blocks_SB, kv_slots_T in [table.views(n, at)]
+            },
         )
 
-    def _fill(self, span: Span, at: int, blocks_B: NDArray[np.int32]) -> None:
-        """Tokens, positions and KV slots of one span, from `at` on."""
-        size, start = self._block_tokens, span.start
+    def _fill(self, span: Span, at: int) -> None:
+        """Tokens and positions of one span, from `at` on."""
+        start = span.start
         if len(span.tokens) == 1:
             self._tokens[at] = span.tokens[0]
             self._positions[at] = start
-            self._kv_slots[at] = span.blocks[start // size] * size + start % size
             return
         end = at + span.length
-        positions = np.arange(start, start + span.length)
         self._tokens[at:end] = span.tokens
-        self._positions[at:end] = positions
-        self._kv_slots[at:end] = blocks_B[positions // size].astype(np.int64) * size
-        self._kv_slots[at:end] += positions % size
-
-    def _block_table(self, spans: tuple[Span, ...]) -> NDArray[np.int32]:
-        """[spans, blocks of the longest sequence], zero-filled behind each sequence's own.
-
-        A row is converted only when a sequence got a block: its tuple is then another object.
-        """
-        table = self._table[: len(spans)]
-        rows = self._rows
-        self._rows = {}
-        for i, span in enumerate(spans):
-            known = rows.get(span.request)
-            if known is None or known[0] is not span.blocks:
-                known = (span.blocks, np.array(span.blocks, dtype=np.int32))
-            self._rows[span.request] = known
-            length = len(span.blocks)
-            table[i, :length] = known[1]
-            table[i, length:] = 0
-        return table
+        self._positions[at:end] = np.arange(start, start + span.length)
 
 
 def _runs(spans: Sequence[Span]) -> Runs | None:

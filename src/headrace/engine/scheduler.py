@@ -7,18 +7,18 @@ which block and state slot adds up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from headrace.cache.anchors import Cuts
 from headrace.cache.blocks import BlockPool
-from headrace.cache.lease import Copies, Cut, Prefix
+from headrace.cache.lease import Copies, Cut, Moves, Prefix
 from headrace.cache.prefix import PrefixCache
 from headrace.engine.fairness import Fairness, shares
+from headrace.engine.lending import lent
 from headrace.engine.request import Finish, Request, RequestId, TokenEvent
-from headrace.engine.seq import Limits, Moves, Seq, party_of
+from headrace.engine.seq import Limits, Seq, party_of
 from headrace.engine.step import Draw, Span, Step
 from headrace.engine.validation import check_load, check_request, output_limit
 from headrace.errors import CapacityError, HeadraceError
@@ -44,6 +44,7 @@ class Scheduler:
             on=limits.prefix_cache,
             host_blocks=limits.host_blocks,
             host_states=limits.host_states,
+            windows=limits.windows,
         )
         self.preemptions = 0
         self.mixed_tokens = limits.step_tokens  # bound of a step in which someone awaits a token
@@ -53,7 +54,7 @@ class Scheduler:
         self._fair = Fairness()
         self._steps = 0
         self._in_flight = False  # between next_step and commit
-        # A recurrent state fits one position; keys and values can be cut anywhere.
+        # A state fits one position; keys and values of the whole context can be cut anywhere.
         self._recurrent = limits.prefix_cache and limits.state_slots > 0
         self._cutting = self._recurrent and limits.anchored
 
@@ -154,6 +155,7 @@ class Scheduler:
             self.cache.save_cuts(seq.lease, seq.tokens)
             if self._saves(seq, draw):
                 self.cache.save(seq.lease, seq.tokens, seq.computed)
+            self.cache.trim(seq.lease, seq.computed)
             if draw is not None:
                 events += self._advance(seq, draw)
         return events
@@ -168,24 +170,9 @@ class Scheduler:
         """What must be copied now, before anything else touches blocks or states."""
         return self.cache.copies()
 
-    @contextmanager
-    def lend(self, tokens: int) -> Iterator[tuple[tuple[int, ...], int]]:
-        """Blocks for so many tokens and a state slot (-1 = none), for a while."""
-        need, wanted, spare = self._blocks_for(tokens), min(1, self.limits.state_slots), self.cache
-        if need > spare.spare_blocks or wanted > spare.spare_states:
-            raise CapacityError(
-                f"{tokens} tokens need {need} KV blocks and {spare.spare_blocks} are free",
-                expected="an idle engine, or fewer tokens",
-                retry_s=1.0,
-            )
-        blocks = self.cache.take(need)
-        self.cache.free_states(wanted)
-        states = self.states.take(wanted)
-        try:
-            yield blocks, states[0] if states else -1
-        finally:
-            self.blocks.release(blocks)
-            self.states.release(states)
+    def lend(self, tokens: Sequence[int]) -> Generator[Span, None, None]:
+        """Spans of a sequence that is nobody's request. Raises CapacityError."""
+        return lent(self.cache, self.limits, tokens)
 
     def resize(self, blocks: int, state_slots: int) -> Moves:
         """Between steps. The youngest sequences are preempted where too much is in use.
@@ -203,13 +190,8 @@ class Scheduler:
             )
         while self.blocks_used > blocks or self.states_used > state_slots:
             self._preempt(self._running[-1])
-        self.cache.make_free(self.blocks.count - blocks)
-        self.cache.free_states(self.states.count - state_slots)
-        moves = Moves(self.blocks.resize(blocks), self.states.resize(state_slots))
-        self.cache.renamed(moves.blocks, moves.states)
-        for seq in self._running:
-            assert seq.lease is not None
-            seq.lease.rename(moves.blocks, moves.states)
+        leases = [seq.lease for seq in self._running if seq.lease is not None]
+        moves = self.cache.resize(blocks, state_slots, leases)
         self.limits = replace(limits, blocks=blocks, state_slots=state_slots)
         return moves
 
@@ -319,13 +301,13 @@ class Scheduler:
                 n = places[0] - start  # to the host tier a state goes between two steps
         end = start + n
         tokens, sample = tuple(seq.tokens[start:end]), end == len(seq.tokens)
-        return Span(seq.id, tokens, start, lease.blocks, lease.state, sample, cuts)
+        return Span(seq.id, tokens, start, lease.blocks, lease.state, sample, cuts, lease.windows)
 
     def _grow(self, seq: Seq, n: int) -> bool:
         """Blocks for `n` more tokens; False if it was preempted, to make room for an older one."""
         if seq.lease is None:
             return False
-        while not self.cache.grow(seq.lease, self._blocks_for(seq.computed + n)):
+        while not self.cache.grow(seq.lease, seq.computed + n):
             youngest = self._running[-1]
             self._preempt(youngest)
             if youngest is seq:

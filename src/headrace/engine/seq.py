@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from headrace.cache.anchors import Cuts
 from headrace.cache.lease import Lease
 from headrace.engine.request import Request, RequestId
+from headrace.planning.windows import Window
 
 LEAST_SHARED = 64  # fewer tokens than this are computed twice rather than waited for
 
@@ -20,7 +21,7 @@ class Limits:
     context: int  # longest sequence, answer included; its blocks fit into the pool
     blocks: int
     block_tokens: int
-    state_slots: int  # 0 = the model has no recurrent state
+    state_slots: int  # 0 = the model has neither recurrent state nor windows
     step_tokens: int
     max_sequences: int
     max_queued: int
@@ -30,14 +31,7 @@ class Limits:
     host_blocks: int = 0  # of the prefix cache's second tier
     host_states: int = 0
     anchored: bool = True  # states are saved within prompts and answers, not behind them alone
-
-
-@dataclass(frozen=True, slots=True)
-class Moves:
-    """Old number -> new one, of blocks and of state slots whose contents must move with them."""
-
-    blocks: dict[int, int]
-    states: dict[int, int]
+    windows: tuple[Window, ...] = ()  # in the order of a lease's tables
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +75,7 @@ class Seq:
     def follow(self, running: Sequence[Seq], found: int, block_tokens: int) -> None:
         """Look for one that is computing more of this one's beginning than the `found` tokens.
 
-        `block_tokens`: 0 for a recurrent model, which goes on from where the leader is cut.
+        `block_tokens`: 0 for a model with states, which goes on from where the leader is cut.
         """
         glance = found + LEAST_SHARED
         for leader in running:

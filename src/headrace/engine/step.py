@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from headrace.cache.blocks import Tables
 from headrace.cache.lease import Cut
 from headrace.engine.request import Logprob, RequestId
 from headrace.errors import HeadraceError
@@ -25,6 +26,7 @@ class Span:
     state: int  # recurrent state slot, -1 = the model has none
     sample: bool
     cuts: tuple[Cut, ...] = ()  # where its state is kept, at most at the span's end
+    windows: Tables = ()  # blocks of layers with a window that some token of this span looks at
 
     @property
     def length(self) -> int:

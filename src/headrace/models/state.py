@@ -4,8 +4,8 @@ seam.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
@@ -17,13 +17,20 @@ from headrace.ops.table import Routing
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One step as tensors. tokens_T, positions_T: int64; rows_N: int64, the tokens whose logits are
-    wanted.
+    wanted. windows: the same spans over the blocks of layers with a window, by its size.
     """
 
     tokens_T: Tensor
     positions_T: Tensor
     rows_N: Tensor
     spans: Spans
+    windows: Mapping[int, Spans] = field(default_factory=dict)
+
+    def spans_of(self, own: LayerState) -> Spans:
+        """As a layer sees them that keeps its state there."""
+        if isinstance(own, KvPool) and own.window is not None:
+            return self.windows[own.window]
+        return self.spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +41,7 @@ class KvPool:
 
     keys: Tensor
     values: Tensor
+    window: int | None = None  # tokens looked back at, where that is not all: blocks of their own
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ class Transformer:
         for layer, own in zip(self._layers, state, strict=True):
             turned = None if layer.rope is None else angles[layer.rope]
             normed = self._norm(x_TD, layer.mixer_norm_D)
-            ops.add(x_TD, self._mix(layer, normed, batch.spans, own, turned))
+            ops.add(x_TD, self._mix(layer, normed, batch.spans_of(own), own, turned))
             normed = self._norm(x_TD, layer.ffn_norm_D)
             ffn = layer.ffn
             ops.add(x_TD, ffn(normed) if isinstance(ffn, DenseBlock) else ffn(normed, experts))

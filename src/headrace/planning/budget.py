@@ -1,5 +1,6 @@
-"""How free memory is divided. RAM: weights, a reserve, recurrent state, the rest for KV. A device:
-the weights that are no experts, a reserve, workspace, state, KV of the context, then expert slots.
+"""How free memory is divided. RAM: weights, a reserve, state, the rest for KV. A device: weights
+that are no experts, a reserve, workspace, state, KV of the context, then expert slots. State of a
+sequence is what does not grow with it: recurrent, and keys and values of layers with a window.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from dataclasses import dataclass, replace
 
 from headrace.errors import CapacityError
 from headrace.planning.facts import ModelFacts
+from headrace.planning.windows import window_bytes
 
 MIB = 1 << 20
+STATE_PART = 4  # states take at most one part in so many of what caches have
 TIER_RESERVE = 8  # where experts lie on disk, at most one part in so many is left alone
 
 
@@ -22,11 +25,20 @@ class CacheNeed:
     block_tokens: int
     element_bytes: int  # of keys and values
     kv_bytes: int | None = None  # None = as much as is useful and fits
-    states: int = 0  # recurrent states, saved ones included; never fewer than sequences
+    states: int = 0  # saved ones included; never fewer than sequences
 
     @property
     def most_states(self) -> int:
         return max(self.sequences, self.states)
+
+    def state_bytes(self, facts: ModelFacts) -> int:
+        """Of one sequence, 0 where the model has none."""
+        return facts.state_bytes_per_sequence() + window_bytes(
+            facts,
+            block_tokens=self.block_tokens,
+            context=self.context,
+            element_bytes=self.element_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +50,7 @@ class MemoryBudget:
     reserve: int
     state_bytes: int
     kv_bytes: int
-    state_slots: int  # 0 = the model has no recurrent state
+    state_slots: int  # 0 = the model has neither recurrent state nor windows
     kv_blocks: int
     block_tokens: int
     expert_slots: int = 0  # this and the rest: of a device only
@@ -67,7 +79,7 @@ class MemoryBudget:
         parts = [f"{mib(self.free)} free", f"{mib(self.weights)} weights"]
         parts.append(f"{mib(self.reserve)} reserve")
         if self.state_slots:
-            parts.append(f"{mib(self.state_bytes)} recurrent state")
+            parts.append(f"{mib(self.state_bytes)} state")
         if self.slot_bytes:
             parts.append(f"{mib(self.workspace)} workspace")
             parts.append(f"{mib(self.arena_bytes)} experts")
@@ -93,7 +105,9 @@ def plan_memory(
     # A small machine keeps half of what the weights leave, rather than nothing for the caches.
     reserve = min(reserve_bytes(ram_total), left // 2)
     room = left - reserve
-    state_bytes, slots = _state(facts, room, need)
+    # Where nothing grows with the context, the caches are states alone.
+    grows = facts.kv_bytes_per_token(1) > 0
+    state_bytes, slots = _state(facts, room, need, part=STATE_PART if grows else 1)
     room -= state_bytes
     block_bytes = facts.kv_bytes_per_token(need.element_bytes) * need.block_tokens
     blocks = _blocks(block_bytes, room, need)
@@ -125,9 +139,12 @@ def device_reserve(memory: int) -> int:
 
 
 def estimate_workspace(facts: ModelFacts, need: DeviceNeed) -> int:
-    """Activations of the largest step in float32, with every part of every expert, and logits."""
+    """Activations of the largest step in float32, with every part of every expert, and logits;
+    keys and values of its tokens in layers with a window, which are given back behind it."""
     wide = 8 + 2 * max(facts.top_k, default=0)
-    return 4 * (need.step_tokens * facts.hidden * wide + need.cache.sequences * facts.vocab)
+    windows = sum(facts.window_elements().values()) * need.cache.element_bytes
+    step = need.step_tokens * (4 * facts.hidden * wide + windows)
+    return step + 4 * need.cache.sequences * facts.vocab
 
 
 def device_memory(facts: ModelFacts, free: int, need: DeviceNeed) -> MemoryBudget:
@@ -192,7 +209,7 @@ def tier_memory(
 
 
 def _with_context(facts: ModelFacts, need: DeviceNeed, room: int, **fixed: int) -> MemoryBudget:
-    """What is `fixed`, with recurrent state, and keys and values of the context, in `room`."""
+    """What is `fixed`, with state, and keys and values of the context, in `room`."""
     state_bytes, slots = _state(facts, room, need.cache)
     block_bytes = facts.kv_bytes_per_token(need.cache.element_bytes) * need.cache.block_tokens
     blocks = _context_blocks(block_bytes, room - state_bytes, need)
@@ -254,19 +271,29 @@ def with_experts(budget: MemoryBudget, slots: int, staging: int, *, kv_blocks: i
     )
 
 
-def _state(facts: ModelFacts, room: int, need: CacheNeed) -> tuple[int, int]:
-    """(bytes, slots): one slot per sequence and those for saved states, in at most a quarter of
-    the room; at least one."""
-    each = facts.state_bytes_per_sequence()
+def _state(
+    facts: ModelFacts, room: int, need: CacheNeed, *, part: int = STATE_PART
+) -> tuple[int, int]:
+    """(bytes, slots): one slot per sequence and those for saved states, in at most one part of so
+    many of the room; at least one."""
+    each = need.state_bytes(facts)
     if each == 0:
         return 0, 0
     if each > room:
         raise CapacityError(
             f"the state of one sequence needs {mib(each)} and {mib(room)} are left for caches",
-            fix="stop other programs or choose a smaller model",
+            fix=_smaller(facts, room, need) or "stop other programs or choose a smaller model",
         )
-    slots = max(1, min(need.most_states, room // 4 // each))
+    slots = max(1, min(need.most_states, room // part // each))
     return slots * each, slots
+
+
+def _smaller(facts: ModelFacts, room: int, need: CacheNeed) -> str:
+    """The context whose windows fit, where one does."""
+    fixed, block = facts.state_bytes_per_sequence(), need.block_tokens * need.element_bytes
+    each = (facts.kv_bytes_per_token(1) + sum(facts.window_elements().values())) * block
+    fits = (room - fixed) // each * need.block_tokens if each else 0
+    return f"lower the context to {fits}" if fits > 0 else ""
 
 
 def useful_blocks(need: CacheNeed) -> int:

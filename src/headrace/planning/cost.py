@@ -132,11 +132,7 @@ class Costs:
 
     def kv_read_bytes(self, context: int) -> int:
         """Keys and values that one token looks back at."""
-        return sum(
-            (need.key + need.value) * min(context, need.window or context) * self.element_bytes
-            for need in self.facts.state
-            if isinstance(need, KvNeed)
-        )
+        return self.facts.kv_read_bytes(context, self.element_bytes)
 
     def prefill(self, tokens: int, start: int, how: Prefill) -> float:
         """Seconds of a prompt's chunk of `tokens` tokens behind `start` others."""

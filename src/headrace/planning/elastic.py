@@ -75,7 +75,7 @@ def limits_for(
         unasked=Bounds(min(fixed, max(facts.top_k, default=1)) if hybrid else fixed, fixed),
         rows=facts.rows,
         block_bytes=facts.kv_bytes_per_token(need.element_bytes) * need.block_tokens,
-        state_bytes=facts.state_bytes_per_sequence(),
+        state_bytes=need.state_bytes(facts),
         most_free=budget.free,
         fixed="" if hybrid else FIXED.get(placement, FIXED[""]),
         host_blocks=Bounds(0, HOST_GROWTH * budget.host_blocks),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 SLOT_ALIGN = 256  # bytes
@@ -104,8 +104,35 @@ class ModelFacts:
         return -(-max(self.expert_bytes, default=0) // SLOT_ALIGN) * SLOT_ALIGN
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
-        kv = [need for need in self.state if isinstance(need, KvNeed)]
+        """Of the layers that look back at all of the context."""
+        kv = [need for need in self.state if isinstance(need, KvNeed) and need.window is None]
         return sum(need.key + need.value for need in kv) * element_bytes
+
+    def kv_read_bytes(self, context: int, element_bytes: int) -> int:
+        """Keys and values that one token looks back at."""
+        kv = [need for need in self.state if isinstance(need, KvNeed)]
+        seen = sum((n.key + n.value) * min(context, n.window or context) for n in kv)
+        return seen * element_bytes
+
+    def window_elements(self) -> dict[int, int]:
+        """Of keys and values per token, of all layers with a window, by its size."""
+        found: dict[int, int] = {}
+        for need in self.state:
+            if isinstance(need, KvNeed) and need.window is not None:
+                found[need.window] = found.get(need.window, 0) + need.key + need.value
+        return found
+
+    def within(self, context: int) -> ModelFacts:
+        """For sequences of at most so many tokens: a window that holds them all is none."""
+        return replace(
+            self,
+            state=tuple(
+                replace(need, window=None)
+                if isinstance(need, KvNeed) and (need.window or 0) >= context
+                else need
+                for need in self.state
+            ),
+        )
 
     def state_bytes_per_sequence(self) -> int:
         total = 0

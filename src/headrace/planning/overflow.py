@@ -10,7 +10,7 @@ from headrace.planning.facts import ModelFacts
 from headrace.planning.machine import Machine
 
 FREE_SHARE = 4  # of the RAM that weights and reserve leave, at most one part in so many
-STATE_SHARE = 2  # of that, one part in so many is for recurrent states, where there are any
+STATE_SHARE = 2  # of that, one part in so many is for states, where there are any
 FULL_CONTEXTS = 4  # more than so many times all sequences at full length is of no use
 
 
@@ -33,7 +33,7 @@ def plan_overflow(
     bytes in all, None = a share of it."""
     nbytes = max(0, ram_left) // FREE_SHARE if asked is None else asked
     block = facts.kv_bytes_per_token(need.element_bytes) * need.block_tokens
-    state = facts.state_bytes_per_sequence()
+    state = need.state_bytes(facts)
     for_states = nbytes // STATE_SHARE if state and block else nbytes if state else 0
     states = min(for_states // state, FULL_CONTEXTS * 16 * need.sequences) if state else 0
     left = nbytes - states * state

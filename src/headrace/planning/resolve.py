@@ -42,6 +42,7 @@ STEP_TOKENS = 512
 MOST_STEP_TOKENS = 8192  # where prompts stream the experts
 WORKSPACE_SHARE = 16  # of device memory, at most one part in so many for longer steps
 CPU_STATES, DEVICE_STATES = 32, 8  # slots at least, where saved states are kept
+WINDOW_SPACING = 1024  # tokens of the context to a saved state where it is windows alone
 MOST_DEVICE_STATES = 32  # of slots for which experts are given up
 
 
@@ -125,13 +126,14 @@ def plan_for(
             f"context = {config.context}",
             expected=f"at most {facts.max_context}, which is the model's own",
         )
+    facts = facts.within(config.context or facts.max_context)
     need = CacheNeed(
         context=config.context or facts.max_context,
         sequences=config.schedule.max_sequences,
         block_tokens=config.memory.block_tokens,
         element_bytes=kv_element_bytes(dtype.value),
         kv_bytes=config.memory.kv_bytes,
-        states=_saved_states(config, on_cpu=device.value == "cpu"),
+        states=_saved_states(config, facts, on_cpu=device.value == "cpu"),
     )
     experts, tier, step_tokens = None, None, _step_tokens(config)
     if device.value == "cpu":
@@ -146,7 +148,7 @@ def plan_for(
         threads=resolve_threads(config, machine),
         context=_context(config, facts, memory),
         sequences=_sequences(config, memory),
-        state_slots=_state_slots(memory),
+        state_slots=_state_slots(facts, memory),
         kv_blocks=_kv_blocks(config, memory, dtype.value),
         step_tokens=step_tokens,
         max_queued=config.schedule.max_queued,
@@ -362,20 +364,24 @@ def _sequences(config: EngineConfig, memory: MemoryBudget) -> Choice[int]:
     return Choice(asked, "schedule.max_sequences")
 
 
-def _state_slots(memory: MemoryBudget) -> Choice[int]:
+def _state_slots(facts: ModelFacts, memory: MemoryBudget) -> Choice[int]:
     if memory.state_slots == 0:
-        return Choice(0, "no recurrent layers")
-    return Choice(
-        memory.state_slots,
-        f"one per sequence, the others save states, {mib(memory.state_bytes)} in all",
-    )
+        return Choice(0, "no recurrent layers and no windows")
+    held = "".join(f", the last {n} tokens of windows in each" for n in facts.window_elements())
+    why = f"one per sequence, the others save states, {mib(memory.state_bytes)} in all{held}"
+    return Choice(memory.state_slots, why)
 
 
-def _saved_states(config: EngineConfig, *, on_cpu: bool) -> int:
+def _saved_states(config: EngineConfig, facts: ModelFacts, *, on_cpu: bool) -> int:
     """Slots that the prefix cache is worth; on a device they are taken from experts."""
     if config.memory.prefix_cache == "off":
         return 0
-    return CPU_STATES if on_cpu else DEVICE_STATES
+    if not on_cpu:
+        return DEVICE_STATES
+    # A window is small beside the context that it is a part of: one is saved all along.
+    context = config.context or facts.max_context
+    apart = 0 if facts.state_bytes_per_sequence() else context // WINDOW_SPACING
+    return max(CPU_STATES, apart)
 
 
 def _kv_blocks(config: EngineConfig, memory: MemoryBudget, dtype: str) -> Choice[int]:

@@ -5,15 +5,23 @@ Blocks and state slots are played by lists: what they hold tells for which begin
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headrace.cache.anchors import Cuts
-from headrace.cache.blocks import BlockPool
+from headrace.cache.blocks import BlockPool, Table
 from headrace.cache.lease import Lease
 from headrace.cache.prefix import PrefixCache
+from headrace.planning.windows import Window, blocks_each
+
+# What happens is left to chance, as often as not to what matters.
+CHANCE = st.randoms(use_true_random=True)
+STEP = 6  # tokens of a step of a model with windows
+Cells = dict[int, list[tuple[int, ...] | None]]
 
 
 class Run:
@@ -24,20 +32,30 @@ class Run:
 
 
 class CacheAgainstLists(RuleBasedStateMachine):
-    """`cells[block]`: the sequence up to each token of a block; `states[slot]`: up to its end."""
+    """`cells[block]`: the sequence up to each token of a block, and so for each size of window;
+    `states[slot]`: up to its end."""
 
     @initialize(
         blocks=st.integers(4, 24),
         slots=st.integers(1, 6),
         size=st.integers(1, 4),
         recurrent=st.booleans(),
+        windows=st.one_of(st.just(set()), st.sets(st.integers(1, 9), max_size=2)),
         host=st.tuples(st.sampled_from((0, 0, 2, 5, 30)), st.sampled_from((0, 1, 3))),
     )
     def start(
-        self, blocks: int, slots: int, size: int, recurrent: bool, host: tuple[int, int]
+        self,
+        blocks: int,
+        slots: int,
+        size: int,
+        recurrent: bool,
+        windows: set[int],
+        host: tuple[int, int],
     ) -> None:
-        self.size, self.recurrent = size, recurrent
+        self.size, self.recurrent = size, recurrent or bool(windows)
+        recurrent = self.recurrent
         self.slots = slots
+        self.windows = sorted(windows)
         self.cache = PrefixCache(
             BlockPool(blocks, first=1),
             BlockPool(slots if recurrent else 0),
@@ -45,8 +63,10 @@ class CacheAgainstLists(RuleBasedStateMachine):
             on=True,
             host_blocks=host[0],
             host_states=host[1],
+            windows=[Window(w, blocks_each(w, size, 99), -(-STEP // size)) for w in self.windows],
         )
-        self.cells: dict[int, list[tuple[int, ...] | None]] = {}
+        self.cells: Cells = {}
+        self.seen: dict[int, Cells] = {window: {} for window in self.windows}
         self.states: dict[int, tuple[int, ...]] = {}
         self.running: list[Run] = []
         self.done: list[tuple[int, ...]] = []  # of all that ever was computed
@@ -57,17 +77,28 @@ class CacheAgainstLists(RuleBasedStateMachine):
             self.cells[new] = list(self.cells.get(old, [None] * self.size))
         for old, new in copies.states:
             self.states[new] = self.states[old]
+        for window, pairs in copies.windows.items():
+            for old, new in pairs:
+                self.seen[window][new] = list(self.seen[window].get(old, [None] * self.size))
+
+    def tables(self, run: Run) -> list[tuple[int, Table, Cells]]:
+        """Those of windows, and as the last one that of the whole context."""
+        kinds = zip(self.windows, run.lease.windows, strict=True)
+        whole = (99, Table(0, run.lease.blocks), self.cells)
+        return [*((w, table, self.seen[w]) for w, table in kinds), whole]
 
     def compute(self, run: Run, n: int) -> None:
         """Reads all that came before, then writes; states on the way go to their slots."""
-        for i in range(run.computed):
-            cell = self.cells[run.lease.blocks[i // self.size]][i % self.size]
-            assert cell == tuple(run.tokens[: i + 1])
+        for window, (first, blocks), cells in self.tables(run):
+            for i in range(max(0, run.computed - window + 1), run.computed):
+                cell = cells[blocks[i // self.size - first]][i % self.size]
+                assert cell == tuple(run.tokens[: i + 1])
         if self.recurrent:
             assert self.states.get(run.lease.state, ()) == tuple(run.tokens[: run.computed])
-        for i in range(run.computed, run.computed + n):
-            cells = self.cells.setdefault(run.lease.blocks[i // self.size], [None] * self.size)
-            cells[i % self.size] = tuple(run.tokens[: i + 1])
+        for _, (first, blocks), cells in self.tables(run):
+            for i in range(run.computed, run.computed + n):
+                block = cells.setdefault(blocks[i // self.size - first], [None] * self.size)
+                block[i % self.size] = tuple(run.tokens[: i + 1])
         run.computed += n
         if self.recurrent:
             self.states[run.lease.state] = tuple(run.tokens[: run.computed])
@@ -75,11 +106,27 @@ class CacheAgainstLists(RuleBasedStateMachine):
                 assert run.computed - n < cut.position <= run.computed
                 self.states[cut.slot] = tuple(run.tokens[: cut.position])
 
-    @rule(tokens=st.lists(st.integers(0, 2), min_size=1, max_size=14), data=st.data())
-    def begin(self, tokens: list[int], data: st.DataObject) -> None:
-        if self.done and data.draw(st.booleans()):
-            old = data.draw(st.sampled_from(self.done))
-            tokens = [*old[: data.draw(st.integers(0, len(old)))], *tokens]
+    @rule(rng=CHANCE)
+    def talk(self, rng: random.Random) -> None:
+        """A sequence of its own, mostly to its end."""
+        before = len(self.running)
+        self.begin(rng)
+        if len(self.running) == before:
+            return
+        run = self.running[-1]
+        for _ in range(rng.randrange(1, 9)):
+            self.step_of(run, rng)
+            if run not in self.running:
+                return
+        if rng.random() < 0.8:
+            self.end(run, valid=rng.random() < 0.9)
+
+    @rule(rng=CHANCE)
+    def begin(self, rng: random.Random) -> None:
+        tokens = [rng.randrange(3) for _ in range(rng.randrange(1, 15))]
+        if self.done and rng.random() < 0.7:
+            old = rng.choice(self.done[-6:])
+            tokens = [*old[: len(old) - rng.choice((0, 0, rng.randrange(len(old) + 1)))], *tokens]
         found = self.cache.match(tokens)
         assert found.tokens < len(tokens)
         ended = max((_common(tokens[:-1], old) for old in self.done), default=0)
@@ -100,34 +147,41 @@ class CacheAgainstLists(RuleBasedStateMachine):
         self.running.append(Run(tokens, lease, found.tokens))
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data(), save=st.booleans(), more=st.lists(st.integers(0, 2), max_size=3))
-    def step(self, data: st.DataObject, save: bool, more: list[int]) -> None:
-        run = data.draw(st.sampled_from(self.running))
-        run.tokens += more
-        n = data.draw(st.integers(0, len(run.tokens) - run.computed))
-        if not self.cache.grow(run.lease, -(-(run.computed + n) // self.size)):
+    @rule(rng=CHANCE)
+    def step(self, rng: random.Random) -> None:
+        self.step_of(rng.choice(self.running), rng)
+
+    def step_of(self, run: Run, rng: random.Random) -> None:
+        run.tokens += [rng.randrange(3) for _ in range(rng.choice((0, 0, 1, 3)))]
+        left = len(run.tokens) - run.computed
+        n = rng.randint(0, min(STEP, left) if self.windows else left)
+        if not self.cache.grow(run.lease, run.computed + n):
             return
+        self.copy()
         if self.recurrent and n:
-            places = data.draw(st.sets(st.integers(run.computed + 1, run.computed + n)))
+            places = {run.computed + rng.randint(1, n) for _ in range(rng.randrange(4))}
             cuts = self.cache.reserve(run.lease, run.computed, sorted(places))
             assert {cut.position for cut in cuts} <= places
             self.copy()
             self.cache.check([run.lease for run in self.running])
-            if data.draw(st.integers(0, 4)) == 0:  # the step fails
+            if rng.random() < 0.1:  # the step fails
                 self.end(run, valid=False)
                 return
         self.compute(run, n)
         self.cache.keep(run.lease, run.tokens, run.computed)
         self.cache.save_cuts(run.lease, run.tokens)
-        if save:
+        if rng.random() < 0.3:
             self.cache.save(run.lease, run.tokens, run.computed)
+        self.cache.trim(run.lease, run.computed)
+        for window, table in zip(self.windows, run.lease.windows, strict=True):
+            assert len(table.blocks) <= (window - 2) // self.size + 2
         self.copy()
         self.compute(run, 0)
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data(), valid=st.booleans())
-    def finish(self, data: st.DataObject, valid: bool) -> None:
-        self.end(data.draw(st.sampled_from(self.running)), valid=valid)
+    @rule(rng=CHANCE, valid=st.booleans())
+    def finish(self, rng: random.Random, valid: bool) -> None:
+        self.end(rng.choice(self.running), valid=valid)
 
     def end(self, run: Run, *, valid: bool) -> None:
         self.running.remove(run)
@@ -142,21 +196,17 @@ class CacheAgainstLists(RuleBasedStateMachine):
         count = max(1, cache.blocks.count + change)
         if cache.blocks.used - cache.idle_blocks > count:
             return
-        cache.make_free(cache.blocks.count - count)
-        self.copy()
-        moves = cache.blocks.resize(count)
-        slots = {}
+        n = 0
         if self.recurrent:
             n = max(1, self.slots - (change > 0), cache.states.used - cache.checkpoints.on_device)
-            cache.free_states(cache.states.count - n)
-            self.copy()
-            slots = cache.states.resize(n)
-        cache.renamed(moves, slots)
-        for run in self.running:
-            run.lease.rename(moves, slots)
-        for old, new in moves.items():
-            self.cells[new] = self.cells.get(old, [None] * self.size)
-        for old, new in slots.items():
+        moves = cache.resize(count, n, [run.lease for run in self.running])
+        self.copy()
+        for cells, of in zip(
+            (self.cells, *self.seen.values()), (moves.blocks, *moves.windows), strict=True
+        ):
+            for old, new in of.items():
+                cells[new] = list(cells.get(old, [None] * self.size))
+        for old, new in moves.states.items():
             self.states[new] = self.states.get(old, ())
 
     @rule(blocks=st.integers(0, 12), states=st.integers(0, 3))
@@ -167,6 +217,10 @@ class CacheAgainstLists(RuleBasedStateMachine):
             for number in [n for n in cells if n < 0]:
                 if ~number >= (blocks if cells is self.cells else states):
                     del cells[number]
+        for kind in self.cache.windows.kinds:
+            cells = self.seen[kind.window.tokens]
+            for number in [n for n in cells if n < 0 and ~n >= kind.host.count]:
+                del cells[number]
 
     @rule(n=st.integers(0, 8))
     def lend(self, n: int) -> None:
@@ -191,10 +245,11 @@ class CacheAgainstLists(RuleBasedStateMachine):
         self.cache.check([])
         assert self.cache.tree.count == self.cache.blocks.used == 0
         assert self.cache.states.used == len(self.cache.checkpoints) == 0
+        assert all(kind.pool.used == kind.host.used == 0 for kind in self.cache.windows.kinds)
 
 
 TestCacheAgainstLists = CacheAgainstLists.TestCase
-TestCacheAgainstLists.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestCacheAgainstLists.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
 def _common(a: list[int], b: tuple[int, ...]) -> int:

@@ -14,6 +14,7 @@ from hetero import Shape, bank_of, device_of, hybrid_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.cache.lease import Moves
 from headrace.device.cpu import CpuDevice
 from headrace.device.emulated import EmulatedDevice
 from headrace.engine.elastic import Elastic, Tiers
@@ -336,13 +337,13 @@ def test_pools_keep_their_contents_where_they_are(pools: Pools) -> None:
         assert isinstance(c, KvPool)
         return [a.keys, a.values, b.matrix, b.conv, c.keys, c.values]
 
-    pools.resize(Sizes(400, 9), {}, {}, block_tokens=BLOCK)
+    pools.resize(Sizes(400, 9), block_tokens=BLOCK)
     grown = now()
     assert [t.data_ptr() for t in grown] == addresses
     for tensor, expected in zip(grown, truths, strict=True):
         assert torch.equal(tensor[: len(expected)], expected)
     # Blocks 8 and 9 move to 2 and 5; state slot 4 to 0.
-    pools.resize(Sizes(32, 3), {8: 2, 9: 5}, {4: 0}, block_tokens=BLOCK)
+    pools.resize(Sizes(32, 3), Moves({8: 2, 9: 5}, {4: 0}), block_tokens=BLOCK)
     for tensor, expected in zip(now(), truths, strict=True):
         if len(tensor) == 32:
             assert torch.equal(tensor[8:12], expected[32:36])
@@ -364,11 +365,11 @@ def test_pools_beyond_the_device_are_refused_as_a_whole() -> None:
         pools = Pools(needs, device, Sizes(64, 0), Sizes(4096, 0), torch.float32)
         used, state = device.memory.used, pools.state
         with pytest.raises(CapacityError):
-            pools.resize(Sizes(160, 0), {}, {}, block_tokens=BLOCK)  # the first layer would fit
+            pools.resize(Sizes(160, 0), block_tokens=BLOCK)  # the first layer would fit
         assert device.memory.used == used
         assert pools.state is state
         assert pools.sizes == Sizes(64, 0)
-        pools.resize(Sizes(100, 0), {}, {}, block_tokens=BLOCK)
+        pools.resize(Sizes(100, 0), block_tokens=BLOCK)
     with device_of(1 << 20) as device:
         with pytest.raises(CapacityError):
             Pools(needs, device, Sizes(600, 0), Sizes(600, 0), torch.float32)

@@ -30,7 +30,8 @@ def attention(
         begin, end = int(spans.offsets_S1[s]), int(spans.offsets_S1[s + 1])
         first = int(spans.contexts_S[s])
         total = first + end - begin
-        keys = torch.arange(total)
+        # What lies behind every token's window may have been given away.
+        keys = torch.arange(max(0, first - window + 1) if window else 0, total)
         slots = spans.blocks_SB[s].long()[keys // spans.block_size] * spans.block_size
         slots = slots + keys % spans.block_size
         k_JHD = k_pool[slots].float().repeat_interleave(heads // groups, 1)
@@ -44,6 +45,6 @@ def attention(
         if sinks_H is not None:
             sink = sinks_H[:, None, None].expand(heads, end - begin, 1)
             logits = torch.cat([logits, sink], -1)
-        p_HTJ = torch.softmax(logits, -1)[..., :total]
+        p_HTJ = torch.softmax(logits, -1)[..., : len(keys)]
         out[begin:end] = torch.einsum("htj,jhv->thv", p_HTJ, v_JHV)
     return out
