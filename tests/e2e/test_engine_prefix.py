@@ -108,7 +108,10 @@ def hold(engine: Engine, plain: Engine, *, turns: int, resizes: bool = False) ->
         for i, (tokens, _) in zip(who, expected, strict=True):
             talks.answered(i, tokens)
         if resizes:
-            engine.live.ask({"kv_tokens": rng.choice((256, 300, 400))})
+            asked = {"kv_tokens": rng.choice((256, 300, 400))}
+            if engine.status()["state_slots_total"]:
+                asked["state_slots"] = rng.choice((2, 5, 8))
+            engine.live.ask(asked)
             engine.check()
 
 

@@ -376,12 +376,12 @@ def _saved_states(config: EngineConfig, facts: ModelFacts, *, on_cpu: bool) -> i
     """Slots that the prefix cache is worth; on a device they are taken from experts."""
     if config.memory.prefix_cache == "off":
         return 0
-    if not on_cpu:
-        return DEVICE_STATES
+    least, most = (CPU_STATES, 1 << 20) if on_cpu else (DEVICE_STATES, MOST_DEVICE_STATES)
     # A window is small beside the context that it is a part of: one is saved all along.
     context = config.context or facts.max_context
-    apart = 0 if facts.state_bytes_per_sequence() else context // WINDOW_SPACING
-    return max(CPU_STATES, apart)
+    alone = facts.window_elements() and not facts.state_bytes_per_sequence()
+    apart = context // WINDOW_SPACING if alone else 0
+    return max(least, min(apart, most))
 
 
 def _kv_blocks(config: EngineConfig, memory: MemoryBudget, dtype: str) -> Choice[int]:

@@ -1,12 +1,13 @@
 """A model whose next token depends on every earlier one, as block table and state slot give them.
 
-Its KV pool holds token ids and its recurrent state a running hash. `truth` computes the same from
+Its KV pools hold token ids and its recurrent state a running hash. `truth` computes the same from
 the plain token list, so a wrong block, slot, position or a stale state gives another token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -19,8 +20,10 @@ from headrace.engine.runner import Runner
 from headrace.engine.sampler import Drawer
 from headrace.models.state import Batch, KvPool, LayerState, RecurrentPool
 from headrace.ops.runs import walk
+from headrace.ops.spans import Spans
 from headrace.planning.budget import CacheNeed, MemoryBudget
 from headrace.planning.resolve import Choice, ExecutionPlan
+from headrace.planning.windows import Window, blocks_each
 
 VOCAB = 97
 END = 0
@@ -49,8 +52,13 @@ def state_of(history: Sequence[int], *, recurrent: bool) -> int:
 class FakeModel:
     """`fail_when` makes a forward with that token in it raise, `fail_always` any."""
 
-    def __init__(self, slots: int, state_slots: int) -> None:
+    def __init__(self, slots: int, state_slots: int, windows: dict[int, int] | None = None) -> None:
+        """`windows`: KV slots by the tokens looked back at."""
         nan = float("nan")
+        self.windows = [
+            KvPool(torch.full((n, 1, 1), nan), torch.full((n, 1, 1), nan), window)
+            for window, n in (windows or {}).items()
+        ]
         self.state: list[LayerState] = [
             KvPool(torch.full((slots, 1, 1), nan), torch.full((slots, 1, 1), nan))
         ]
@@ -60,6 +68,7 @@ class FakeModel:
                     torch.full((state_slots, 1, 1, 1), nan), torch.full((state_slots, 1, 1), nan)
                 )
             )
+        self.state += self.windows
         self.fail_when: int | None = None
         self.fail_always = False
         self.batches: list[tuple[int, int]] = []  # tokens, sequences
@@ -72,6 +81,7 @@ class FakeModel:
             raise RuntimeError("this token hurts")
         kv = state[0]
         assert isinstance(kv, KvPool)
+        self._whole = kv
         size, wanted = spans.block_size, set(batch.rows_N.tolist())
         self._look_at_blocks(batch)
         kept = {end: keep for _, end, _, keep in walk(spans) if keep >= 0}
@@ -82,10 +92,10 @@ class FakeModel:
                 position = int(spans.contexts_S[s]) + t - first
                 assert int(batch.positions_T[t]) == position
                 kv.keys[spans.kv_slots_T[t], 0, 0] = float(batch.tokens_T[t])
+                self._look_back(batch, s, t, position)
                 h = self._recur(state, int(spans.states_S[s]), int(batch.tokens_T[t]))
-                if t + 1 in kept:
-                    pool = state[1]
-                    assert isinstance(pool, RecurrentPool)
+                pool = state[1] if t + 1 in kept else None
+                if isinstance(pool, RecurrentPool):
                     for tensor in (pool.matrix, pool.conv):
                         tensor[kept[t + 1]] = tensor[int(spans.states_S[s])]
                 if t in wanted:
@@ -97,9 +107,26 @@ class FakeModel:
         rows_NV = np.array(picked, dtype=np.float32).reshape(len(picked), VOCAB)
         return Logits(torch.from_numpy(rows_NV), torch.from_numpy(rows_NV.argmax(axis=1)))
 
+    def _look_back(self, batch: Batch, s: int, t: int, position: int) -> None:
+        """In each window stands what stands in the blocks of the whole context."""
+        for pool in self.windows:
+            spans, size = batch.spans_of(pool), batch.spans.block_size
+            pool.keys[spans.kv_slots_T[t], 0, 0] = float(batch.tokens_T[t])
+            assert pool.window is not None
+            at = torch.arange(max(0, position + 1 - pool.window), position + 1)
+            seen = [
+                tensor[table.blocks_SB[s].long()[at // size] * size + at % size, 0, 0].tolist()
+                for tensor, table in ((pool.keys, spans), (self._whole.keys, batch.spans))
+            ]
+            assert seen[0] == seen[1]  # NaN equals nothing
+
     def _look_at_blocks(self, batch: Batch) -> None:
         """What a sequence writes, no other one reads."""
-        spans, size = batch.spans, batch.spans.block_size
+        for spans in (batch.spans, *batch.windows.values()):
+            self._look_at(spans)
+
+    def _look_at(self, spans: Spans) -> None:
+        size = spans.block_size
         rows = [[b for b in row if b] for row in spans.blocks_SB.tolist()]
         assert all(len(row) == len(set(row)) for row in rows)
         for s in range(spans.sequences):
@@ -110,10 +137,9 @@ class FakeModel:
             assert not written & others, "a sequence writes into a block of another one"
 
     def _recur(self, state: Sequence[LayerState], slot: int, token: int) -> int:
-        if len(state) < 2:
+        pool = state[1] if len(state) > 1 else None
+        if not isinstance(pool, RecurrentPool):
             return 0
-        pool = state[1]
-        assert isinstance(pool, RecurrentPool)
         assert float(pool.conv[slot, 0, 0]) == 0.0
         h = fold(int(pool.matrix[slot, 0, 0, 0]), token)
         pool.matrix[slot, 0, 0, 0] = float(h)
@@ -129,11 +155,18 @@ def make_engine(
     step_tokens: int = 16,
     sequences: int = 8,
     max_queued: int = 64,
+    windows: tuple[int, ...] = (),
 ) -> tuple[Engine, FakeModel]:
     def chosen(value: int) -> Choice[int]:
         return Choice(value, "test")
 
-    states = sequences if recurrent else 0
+    states = sequences if recurrent or windows else 0
+    kinds = tuple(
+        Window(
+            w, blocks_each(w, block_tokens, blocks * block_tokens), -(-step_tokens // block_tokens)
+        )
+        for w in windows
+    )
     memory = MemoryBudget(0, 0, 0, 0, 0, states, blocks, block_tokens)
     plan = ExecutionPlan(
         device=Choice("cpu", "test"),
@@ -148,7 +181,11 @@ def make_engine(
         memory=memory,
         need=CacheNeed(blocks * block_tokens, sequences, block_tokens, 4),
     )
-    model = FakeModel((blocks + 1) * block_tokens, states)
+    model = FakeModel(
+        (blocks + 1) * block_tokens,
+        states if recurrent else 0,
+        {kind.tokens: (1 + kind.blocks(states)) * block_tokens for kind in kinds},
+    )
     runner = Runner(
         model.forward,
         model,
@@ -156,8 +193,10 @@ def make_engine(
         sequences=sequences,
         block_tokens=block_tokens,
         sequence_blocks=-(-plan.context.value // block_tokens),
+        windows=windows,
     )
-    return Engine(plan, runner, limits_of(plan, VOCAB, frozenset({END}))), model
+    limits = replace(limits_of(plan, VOCAB, frozenset({END})), windows=kinds)
+    return Engine(plan, runner, limits), model
 
 
 def truth(

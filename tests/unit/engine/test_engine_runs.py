@@ -39,10 +39,15 @@ def run(engine: Engine) -> dict[int, list[int]]:
     return tokens
 
 
+@pytest.mark.parametrize("windows", [(), (6,), (1, 13)])
 @pytest.mark.parametrize("recurrent", [False, True])
 @pytest.mark.parametrize("step_tokens", [1, 7, 64])
-def test_together_is_as_alone_in_any_chunks(step_tokens: int, recurrent: bool) -> None:
-    engine, model = make_engine(step_tokens=step_tokens, recurrent=recurrent, blocks=200)
+def test_together_is_as_alone_in_any_chunks(
+    step_tokens: int, recurrent: bool, windows: tuple[int, ...]
+) -> None:
+    engine, model = make_engine(
+        step_tokens=step_tokens, recurrent=recurrent, blocks=200, windows=windows
+    )
     ids = [engine.submit(Request(p, s)) for p, s in zip(PROMPTS, MIXED, strict=True)]
     together = run(engine)
     assert model.batches
@@ -51,9 +56,10 @@ def test_together_is_as_alone_in_any_chunks(step_tokens: int, recurrent: bool) -
         assert together[id] == truth(prompt, sampling, recurrent=recurrent)
 
 
+@pytest.mark.parametrize("windows", [(), (5,)])
 @pytest.mark.parametrize("recurrent", [False, True])
-def test_preemption_changes_no_token(recurrent: bool) -> None:
-    engine, _ = make_engine(blocks=16, recurrent=recurrent, step_tokens=9)
+def test_preemption_changes_no_token(recurrent: bool, windows: tuple[int, ...]) -> None:
+    engine, _ = make_engine(blocks=16, recurrent=recurrent, step_tokens=9, windows=windows)
     ids = [engine.submit(Request(p, s)) for p, s in zip(PROMPTS, MIXED, strict=True)]
     together = run(engine)
     assert engine.status()["preemptions"] > 1
@@ -70,6 +76,7 @@ def test_preemption_changes_no_token(recurrent: bool) -> None:
     step_tokens=st.integers(1, 12),
     sequences=st.integers(1, 5),
     recurrent=st.booleans(),
+    windows=st.sets(st.integers(1, 20), max_size=2),
 )
 def test_any_interleaving_gives_each_sequence_its_own_tokens(
     data: st.DataObject,
@@ -78,6 +85,7 @@ def test_any_interleaving_gives_each_sequence_its_own_tokens(
     step_tokens: int,
     sequences: int,
     recurrent: bool,
+    windows: set[int],
 ) -> None:
     engine, _ = make_engine(
         blocks=blocks,
@@ -85,6 +93,7 @@ def test_any_interleaving_gives_each_sequence_its_own_tokens(
         step_tokens=step_tokens,
         sequences=sequences,
         recurrent=recurrent,
+        windows=tuple(sorted(windows)),
     )
     told: dict[int, list[int]] = {}
     asked: dict[int, tuple[tuple[int, ...], Sampling]] = {}

@@ -14,6 +14,7 @@ from headrace.engine.request import Marks, Request, RequestId, Sampling
 from headrace.engine.scheduler import Scheduler
 from headrace.engine.seq import Limits, common
 from headrace.engine.step import Draw
+from headrace.planning.windows import Window, blocks_each
 
 HEADER, THOUGHT, CALL = [1, 2, 3], 4, 5  # marks: an assistant's turn, end of thinking, of a call
 MARKS = Marks(before=frozenset({CALL}), after=frozenset({THOUGHT}))
@@ -59,6 +60,8 @@ class Server:
                 max_queued=8,
                 prefix_cache=True,
                 anchored=self.anchored,
+                # Windows are saved with the states, and nothing is found less for them.
+                windows=(Window(128, blocks_each(128, 16, 48_000), 32),) if self.recurrent else (),
             )
         )
 
