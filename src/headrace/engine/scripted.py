@@ -11,7 +11,7 @@ import torch
 
 from headrace.engine.engine import Engine
 from headrace.engine.logits import Logits
-from headrace.engine.request import Request, RequestId
+from headrace.engine.request import Request, RequestId, TokenEvent
 from headrace.engine.runner import Runner
 from headrace.engine.seq import Limits
 from headrace.engine.step import Step
@@ -122,6 +122,12 @@ class ScriptedEngine(Engine):
         id = super().submit(request, id)
         self.runner.answers[id] = (len(request.tokens), self._script(request.tokens))
         return id
+
+    def _settle(self, events: Sequence[TokenEvent]) -> None:
+        super()._settle(events)
+        for event in events:
+            if event.finish is not None:
+                self.runner.answers.pop(event.request, None)
 
 
 def _no_forward(_batch: Batch, _state: State) -> Logits:
