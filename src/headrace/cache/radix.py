@@ -113,6 +113,8 @@ class RadixTree:
         del node.parent.children[node.tokens]
         node.parent.above -= node.block >= 0
         node.alive = False
+        # Stale entries of heaps may name it for long: they must not hold its tokens, nor all above.
+        node.parent, node.tokens = None, ()
         self.count -= 1
 
     def __iter__(self) -> Iterator[Node]:

@@ -15,6 +15,7 @@ from census import census
 from scripted import scripted_server
 
 from headrace.api.call import CONVERSATION_HEADERS
+from headrace.cache.radix import Node
 from headrace.chat.echo import EchoStore
 
 EACH = 24  # conversations between two counts
@@ -60,8 +61,12 @@ def test_no_table_grows_with_the_conversations_that_were(tmp_path: Path) -> None
 
         many(0)  # tables fill up
         before, after = many(1000), many(2000)
+        nodes = [node for node in gc.get_objects() if type(node) is Node]
     assert before["EchoStore._entries"] == 16
     assert before["Scheduler"] == 1
+    gone = [node for node in nodes if not node.alive]
+    assert gone, "nothing was evicted"
+    assert not any(node.tokens or node.parent or node.children for node in gone)
     grown = {
         place: (before[place], n)
         for place, n in after.items()
