@@ -75,6 +75,36 @@ def test_gguf(tmp_path: Path, kind: str) -> None:
     assert same(tmp_path / "q.gguf", tmp_path / "made") == {"F32", kind, "Q6_K"}
 
 
+HYBRID = {"experts.placement": "hybrid", "experts.fill": "balanced", "experts.cache": "40%"}
+MORE = {"Q4_K": "Q6_K", "Q3_K": "Q5_K"}
+
+
+@pytest.mark.parametrize("kind", MORE)
+def test_gguf_whose_layers_differ(tmp_path: Path, kind: str) -> None:
+    """As published mixtures are: some layers' down and values have more bits, rows their own
+    sizes.
+    """
+    folder = built(
+        tmp_path / "source", "qwen3_moe", num_hidden_layers=4,
+        hidden_size=256, moe_intermediate_size=256, num_attention_heads=4, head_dim=64,
+    )  # fmt: skip
+    few = gguf_files.matrices(gguf.GGMLQuantizationType[kind])
+
+    def kinds(name: str, values: gguf_files.Array) -> gguf.GGMLQuantizationType:
+        more = name.startswith(("blk.0.", "blk.3.")) and ("ffn_down" in name or "attn_v" in name)
+        chosen = few(name, values)
+        return gguf.GGMLQuantizationType[MORE[kind]] if more else chosen
+
+    gguf_files.write_gguf(folder, tmp_path / "q.gguf", kinds)
+    assert same(tmp_path / "q.gguf", tmp_path / "made") == {"F32", kind, MORE[kind]}
+    sizes = open_model(tmp_path / "made").facts.expert_bytes
+    assert sizes[0] == sizes[3] > sizes[1] == sizes[2]
+    expected = scores(tmp_path / "q.gguf")
+    for path in (tmp_path / "q.gguf", tmp_path / "made"):
+        split = scores(path, device="emulated", **{"emulated.memory": "64MiB"}, **HYBRID)
+        assert torch.equal(split, expected)
+
+
 def test_fp8_in_blocks(tmp_path: Path) -> None:
     """Eight rows a tile, the last one of each matrix not full."""
     folder = built(tmp_path / "source", "mixtral", hidden_size=144, intermediate_size=150)
