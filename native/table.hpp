@@ -35,7 +35,8 @@ enum Input : int {
     kEvensInput,
     kFoursInput,
     kHalvesInput,
-    kWideInput,  // floats in the order of kFoursInput, times 2^60, and the floats themselves
+    kSixteensInput,  // as kEvensInput, with sums of 16 columns; of whole blocks alone
+    kWideInput,      // floats in the order of kFoursInput, times 2^60, and the floats themselves
     kInputs
 };
 
@@ -48,7 +49,8 @@ inline constexpr std::size_t input_nbytes(Input input, int columns) {
     if (input == kFloatInput) return n * 4;
     if (input == kBf16Input) return n * 2;
     if (input == kWideInput) return ((n + 31) / 32 * 128 + n * 4 + 63) / 64 * 64;
-    return (fixed_blocks(columns) * 576 + n * 4 + 63) / 64 * 64;
+    const std::size_t sums = input == kSixteensInput ? fixed_blocks(columns) * 64 : 0;
+    return (fixed_blocks(columns) * 576 + n * 4 + sums + 63) / 64 * 64;
 }
 
 // Columns that are put into a row of activations together.

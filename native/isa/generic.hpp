@@ -37,6 +37,9 @@
 #include "kernels/codes.inl"
 #include "kernels/fixed_panels.inl"
 
+// More formats for few tokens and many.
+#include "kernels/fixed_ggml.inl"
+
 #include "kernels/e4m3.inl"
 #endif
 

@@ -32,17 +32,22 @@ inline __m256 floats_of_eight(__m128i bytes) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
 }
 
+// Types whose 16 columns have a minimum of their own.
+template <class C>
+inline constexpr bool half_offsets = C::kHalves && C::kOffset;
+
 // The scales of eight groups of a row, from a multiple of eight on; a reader that has them at once
 // says so.
 template <class C>
-inline void scales_of_eight(const C& c, int g, int groups, float (&scale)[2][8], float (&less)[8]) {
+inline void scales_of_eight(const C& c, int g, int groups, float (&scale)[2][8],
+                            float (&less)[2][8]) {
     if constexpr (requires { c.eight(g, scale, less); })
         return c.eight(g, scale, less);
     else
         for (int i = 0; i < groups; ++i) {
             scale[0][i] = c.scale(g + i, 0);
             if constexpr (C::kHalves) scale[1][i] = c.scale(g + i, 1);
-            if constexpr (requires { c.less(g); }) less[i] = c.less(g + i);
+            if constexpr (requires { c.less(g); }) less[0][i] = c.less(g + i);
         }
 }
 
@@ -115,19 +120,21 @@ struct CodesQ4_0 : CodesBlocks32<18> {
     }
 };
 
+// 32 columns of Q5_0: a fifth bit that is not set is 16 less.
+inline __m256i q5_0_codes(const std::byte* b) {
+    const __m256i bits =
+        _mm256_shuffle_epi8(_mm256_set1_epi32(load_as<std::int32_t>(b + 2)),
+                            _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2,
+                                             2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3));
+    const __m256i one = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201ull));
+    const __m256i unset = _mm256_cmpeq_epi8(_mm256_and_si256(bits, one), _mm256_setzero_si256());
+    return _mm256_or_si256(nibble_halves(load16(b + 6)),
+                           _mm256_and_si256(unset, _mm256_set1_epi8(static_cast<char>(0xf0))));
+}
+
 struct CodesQ5_0 : CodesBlocks32<22> {
     using CodesBlocks32::CodesBlocks32;
-    __m256i codes(int g) const {
-        const __m256i bits =
-            _mm256_shuffle_epi8(_mm256_set1_epi32(load_as<std::int32_t>(at(g) + 2)),
-                                _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2,
-                                                 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3));
-        const __m256i one = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201ull));
-        const __m256i unset =
-            _mm256_cmpeq_epi8(_mm256_and_si256(bits, one), _mm256_setzero_si256());
-        return _mm256_sub_epi8(nibble_halves(load16(at(g) + 6)),
-                               _mm256_and_si256(unset, _mm256_set1_epi8(16)));
-    }
+    __m256i codes(int g) const { return q5_0_codes(at(g)); }
 };
 
 struct CodesIQ4_NL : CodesBlocks32<18> {
@@ -162,6 +169,38 @@ inline __m256 floats_of_bytes(std::uint32_t first, std::uint32_t second) {
         _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<std::int64_t>(bytes))));
 }
 
+// Sixteen bytes, one for each 16 columns of a block, times d: of the first halves, of the second.
+inline void put_sixteen(__m128i s, float d, float (&to)[2][8]) {
+    const __m128i in_halves = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+    s = _mm_shuffle_epi8(s, in_halves);
+    const __m256 factor = _mm256_set1_ps(d);
+    _mm256_storeu_ps(to[0], _mm256_mul_ps(factor, floats_of_eight(s)));
+    _mm256_storeu_ps(to[1], _mm256_mul_ps(factor, floats_of_eight(_mm_unpackhi_epi64(s, s))));
+}
+
+// The 6-bit scales of a block of Q3_K less 32: four bits of each in eight bytes, two in four more.
+inline __m128i q3_k_scales(const std::byte* b) {
+    const __m128i low = _mm_cvtsi64_si128(load_as<std::int64_t>(b + 96));
+    const __m128i fours = low_nibbles(_mm_unpacklo_epi64(low, _mm_srli_epi16(low, 4)));
+    const __m128i twos =
+        _mm_srlv_epi32(_mm_set1_epi32(load_as<std::int32_t>(b + 104)), _mm_setr_epi32(0, 2, 4, 6));
+    const __m128i high = _mm_slli_epi16(_mm_and_si128(twos, _mm_set1_epi8(3)), 4);
+    return _mm_sub_epi8(_mm_or_si128(fours, high), _mm_set1_epi8(32));
+}
+
+// The scales of a block of IQ4_XS: four bits of each, two more, less 32.
+inline __m256 iq4_xs_scales(const std::byte* b) {
+    const __m256i low = _mm256_srlv_epi32(_mm256_set1_epi32(load_as<std::int32_t>(b + 4)),
+                                          _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+    const __m256i high = _mm256_srlv_epi32(_mm256_set1_epi32(load_as<std::uint16_t>(b + 2)),
+                                           _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14));
+    const __m256i six =
+        _mm256_or_si256(_mm256_and_si256(low, _mm256_set1_epi32(15)),
+                        _mm256_slli_epi32(_mm256_and_si256(high, _mm256_set1_epi32(3)), 4));
+    const __m256 s = _mm256_cvtepi32_ps(_mm256_sub_epi32(six, _mm256_set1_epi32(32)));
+    return _mm256_mul_ps(_mm256_set1_ps(half_fast(b)), s);
+}
+
 // Q4_K and Q5_K.
 template <int kNbytes, bool kFifth>
 struct CodesK : CodesBlocks256<kNbytes> {
@@ -174,7 +213,7 @@ struct CodesK : CodesBlocks256<kNbytes> {
         return _mm256_or_si256(v, _mm256_slli_epi16(bits_of(load32(b + 16), g % 8, 1), 4));
     }
     // As `scale_min`, of the eight groups of a block: six bits each.
-    void eight(int g, float (&scale)[2][8], float (&less)[8]) const {
+    void eight(int g, float (&scale)[2][8], float (&less)[2][8]) const {
         const std::byte* b = this->block(g);
         const auto s = load_as<std::uint32_t>(b + 4), m = load_as<std::uint32_t>(b + 8);
         const auto rest = load_as<std::uint32_t>(b + 12);
@@ -182,7 +221,7 @@ struct CodesK : CodesBlocks256<kNbytes> {
         const __m256 scales = floats_of_bytes(s & six, (rest & four) | (s >> 2 & top));
         const __m256 minima = floats_of_bytes(m & six, (rest >> 4 & four) | (m >> 2 & top));
         _mm256_storeu_ps(scale[0], _mm256_mul_ps(_mm256_set1_ps(half_fast(b)), scales));
-        _mm256_storeu_ps(less, _mm256_mul_ps(_mm256_set1_ps(half_fast(b + 2)), minima));
+        _mm256_storeu_ps(less[0], _mm256_mul_ps(_mm256_set1_ps(half_fast(b + 2)), minima));
     }
 };
 
@@ -197,13 +236,8 @@ struct CodesQ6_K : CodesBlocks256<210> {
         return _mm256_sub_epi8(_mm256_or_si256(low, _mm256_slli_epi16(high, 4)),
                                _mm256_set1_epi8(32));
     }
-    void eight(int g, float (&scale)[2][8], float (&)[8]) const {
-        const __m128i in_halves =
-            _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
-        const __m128i s = _mm_shuffle_epi8(load16(block(g) + 192), in_halves);
-        const __m256 d = _mm256_set1_ps(half_fast(block(g) + 208));
-        _mm256_storeu_ps(scale[0], _mm256_mul_ps(d, floats_of_eight(s)));
-        _mm256_storeu_ps(scale[1], _mm256_mul_ps(d, floats_of_eight(_mm_unpackhi_epi64(s, s))));
+    void eight(int g, float (&scale)[2][8], float (&)[2][8]) const {
+        put_sixteen(load16(block(g) + 192), half_fast(block(g) + 208), scale);
     }
 };
 
@@ -217,12 +251,8 @@ struct CodesQ3_K : CodesBlocks256<110> {
         return _mm256_sub_epi8(_mm256_or_si256(low, _mm256_slli_epi16(third, 2)),
                                _mm256_set1_epi8(4));
     }
-    float scale(int g, int half) const {
-        const int sub = g % 8 * 2 + half;
-        const std::byte* s = block(g) + 96;
-        const int low = sub < 8 ? byte_at(s, sub) & 15 : byte_at(s, sub - 8) >> 4;
-        const int high = byte_at(s, 8 + sub % 4) >> (sub / 4 * 2) & 3;
-        return half_fast(block(g) + 108) * static_cast<float>((low | high << 4) - 32);
+    void eight(int g, float (&scale)[2][8], float (&)[2][8]) const {
+        put_sixteen(q3_k_scales(block(g)), half_fast(block(g) + 108), scale);
     }
 };
 
@@ -232,27 +262,22 @@ struct CodesIQ4_XS : CodesBlocks256<136> {
     __m256i codes(int g) const {
         return stepped(iq4_table(), nibble_halves(load16(block(g) + 8 + g % 8 * 16)));
     }
-    float scale(int g, int) const {
-        const std::byte* b = block(g);
-        const int sub = g % 8, low = byte_at(b, 4 + sub / 2) >> (sub % 2 * 4) & 15;
-        const int high = load_as<std::uint16_t>(b + 2) >> (2 * sub) & 3;
-        return half_fast(b) * static_cast<float>((low | high << 4) - 32);
+    void eight(int g, float (&scale)[2][8], float (&)[2][8]) const {
+        _mm256_storeu_ps(scale[0], iq4_xs_scales(block(g)));
     }
 };
 
-// Two bits a column; a minimum for each 16, which the activations' sums of 32 do not have.
+// Two bits a column; 16 columns share a 4-bit scale and a 4-bit minimum.
 struct CodesQ2_K : CodesBlocks256<84> {
     static constexpr bool kHalves = true, kOffset = true;
     using CodesBlocks256::CodesBlocks256;
     __m256i codes(int g) const {
         return bits_of(load32(block(g) + 16 + g % 8 / 4 * 32), g % 4 * 2, 3);
     }
-    int packed(int g, int half) const { return byte_at(block(g), g % 8 * 2 + half); }
-    float scale(int g, int half) const {
-        return half_fast(block(g) + 80) * static_cast<float>(packed(g, half) & 15);
-    }
-    float less(int g, int half) const {
-        return half_fast(block(g) + 82) * static_cast<float>(packed(g, half) >> 4);
+    void eight(int g, float (&scale)[2][8], float (&less)[2][8]) const {
+        const __m128i packed = load16(block(g));
+        put_sixteen(low_nibbles(packed), half_fast(block(g) + 80), scale);
+        put_sixteen(high_nibbles(packed), half_fast(block(g) + 82), less);
     }
 };
 
@@ -261,7 +286,7 @@ template <class C, void (*kPlain)(const Tiles&, int, float*)>
 inline void unpack_codes(const Tiles& t, int row, float* to) {
     if (!C::fits(t)) return kPlain(t, row, to);
     const C c(t.tile(row), t);
-    float scale[2][8], less[8];
+    float scale[2][8], less[2][8];
     const int groups = t.columns / 32;
     for (int g = 0; g < groups; ++g, to += 32) {
         if (g % 8 == 0) scales_of_eight(c, g, std::min(8, groups - g), scale, less);
@@ -274,10 +299,9 @@ inline void unpack_codes(const Tiles& t, int row, float* to) {
                 __m256 v = floats_of_eight(q16[i]);
                 if constexpr (requires { c.zero(g); })
                     v = _mm256_mul_ps(_mm256_sub_ps(v, _mm256_set1_ps(c.zero(g))), s);
-                else if constexpr (requires { c.less(g, half); })
-                    v = _mm256_sub_ps(_mm256_mul_ps(v, s), _mm256_set1_ps(c.less(g, half)));
                 else if constexpr (C::kOffset)
-                    v = _mm256_sub_ps(_mm256_mul_ps(v, s), _mm256_set1_ps(less[g % 8]));
+                    v = _mm256_sub_ps(_mm256_mul_ps(v, s),
+                                      _mm256_set1_ps(less[half_offsets<C> ? half : 0][g % 8]));
                 else
                     v = _mm256_mul_ps(v, s);
                 _mm256_storeu_ps(to + half * 16 + i * 8, v);

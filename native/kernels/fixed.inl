@@ -15,6 +15,7 @@ struct FixedRow {
     const float* scale;  // of each group of 32
     const float* sum;    // scale times the sum of q, for weights that are counted from elsewhere
     const float* x;      // as it was, for many tokens
+    const float* sum16;  // as `sum`, of 16 columns each, in kSixteensInput
 
     FixedRow() = default;
     FixedRow(const std::byte* row, int columns) {
@@ -23,6 +24,7 @@ struct FixedRow {
         scale = reinterpret_cast<const float*>(row + blocks * 512);
         sum = scale + blocks * 8;
         x = sum + blocks * 8;
+        sum16 = x + columns;
     }
 };
 

@@ -65,7 +65,8 @@ inline constexpr int kStripGroups = 16;  // of 32 columns
 // pairs are of the first 16 columns.
 template <Input kInput>
 struct PairOrder {
-    static constexpr bool kEvens = kInput == kEvensInput, kFours = kInput == kFoursInput;
+    static constexpr bool kEvens = kInput == kEvensInput || kInput == kSixteensInput,
+                          kFours = kInput == kFoursInput;
     static constexpr int first(int g) {
         return kEvens ? g * 32 : g / 8 * 256 + g % 4 * 64 + g / 4 % 2 * 8;
     }
@@ -84,7 +85,7 @@ struct PairOrder {
 struct alignas(64) StripPanel {
     std::int16_t q[kStripGroups][16][kStripRows * 2];
     float scale[kStripGroups][2][kStripRows];
-    float more[kStripGroups][kStripRows];  // of the activations' sums
+    float more[kStripGroups][2][kStripRows];  // of the activations' sums
 };
 
 // Eight rows of 32 columns: pairs of bytes of all rows next to each other, widened.
@@ -117,13 +118,14 @@ template <class C>
 inline void put_scales(StripPanel& p, const std::array<C, 8>& c, int from, int g, int groups,
                        int row) {
     for (std::size_t r = 0; r < 8; ++r) {
-        float scale[2][8], less[8];
+        float scale[2][8], less[2][8];
         scales_of_eight(c[r], from + g, groups, scale, less);
         const std::size_t at = static_cast<std::size_t>(row) + r;
         for (int i = 0; i < groups; ++i) {
             p.scale[g + i][0][at] = scale[0][i];
             if constexpr (C::kHalves) p.scale[g + i][1][at] = scale[1][i];
-            if constexpr (C::kOffset) p.more[g + i][at] = -less[i];
+            if constexpr (C::kOffset) p.more[g + i][0][at] = -less[0][i];
+            if constexpr (half_offsets<C>) p.more[g + i][1][at] = -less[1][i];
         }
     }
 }
@@ -184,12 +186,13 @@ inline void strip_tile(const StripPanel& p, const FixedRow* x, int from, int gro
             }
             for (int t = 0; t < T; ++t) {
                 const F32 s = F32::set1(x[t].scale[from + g]);
-                const F32 of = F32::set1(x[t].sum[from + g]);
+                const F32 of = F32::set1(half_offsets<C> ? x[t].sum16[2 * (from + g) + part]
+                                                         : x[t].sum[from + g]);
                 for (int v = 0; v < kStripVectors; ++v) {
                     float* at = sums + t * kStripRows + v * F32::N;
                     F32 more = F32::load(at);
                     if constexpr (C::kOffset)
-                        more = fma(F32::load(p.more[g] + v * F32::N), of, more);
+                        more = fma(F32::load(p.more[g][part] + v * F32::N), of, more);
                     const F32 scale = F32::load(p.scale[g][part] + v * F32::N) * s;
                     fma(sum[v][t].floats(), scale, more).store(at);
                 }
@@ -251,14 +254,6 @@ inline void put_many(KernelTable& t, int kind) {
                     strips_tile_rows};
 }
 
-// Formats that are taken apart the same way for any number of tokens.
-template <class C>
-inline void put_strips(KernelTable& t, int kind) {
-    t.fast[kind] = {kEvensInput, kTileTokens, strips_run<C, kEvensInput>,
-                    [](int, int, int tokens) { return strips_scratch_nbytes(tokens); },
-                    strips_tile_rows};
-}
-
 inline void put_panel_kernels(KernelTable& t) {
     put_many<FixedMXFP4, CodesMXFP4, unpack_mxfp4>(t, kMXFP4);
     put_many<FixedNVFP4, CodesNVFP4, unpack_nvfp4>(t, kNVFP4);
@@ -271,9 +266,6 @@ inline void put_panel_kernels(KernelTable& t) {
     put_many<FixedK<144, false>, CodesK<144, false>, unpack_q4_k>(t, kQ4_K);
     put_many<FixedK<176, true>, CodesK<176, true>, unpack_q5_k>(t, kQ5_K);
     put_many<FixedQ6_K, CodesQ6_K, unpack_q6_k>(t, kQ6_K);
-    put_strips<CodesQ3_K>(t, kQ3_K);
-    put_strips<CodesQ5_0>(t, kQ5_0);
-    put_strips<CodesIQ4_XS>(t, kIQ4_XS);
 }
 
 }  // namespace headrace::HEADRACE_ISA

@@ -45,6 +45,7 @@ inline KernelTable generic_table(const char* name) {
 #if defined(HEADRACE_SIMD_AVX2) || defined(HEADRACE_SIMD_AVX512)
     put_fixed_kernels(t);
     put_panel_kernels(t);
+    put_ggml_kernels(t);
     put_e4m3_kernels(t);
 #endif
     put_ordered_kernels(t);
