@@ -1,4 +1,4 @@
-"""Where a recurrent state is saved. Decided by the prompt alone, never by what is cached."""
+"""Where a state is saved. Decided by the prompt alone, never by what is cached."""
 
 from __future__ import annotations
 

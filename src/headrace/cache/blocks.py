@@ -1,4 +1,4 @@
-"""Numbers of KV blocks and recurrent-state slots: who holds which, and how many are left. No torch.
+"""Numbers of KV blocks and state slots: who holds which, and how many are left. No torch.
 
 A number is either free or held by at least one holder, never both; `check` proves it.
 """

@@ -1,8 +1,8 @@
 """What earlier sequences computed, for those that begin with the same tokens. No torch.
 
 Full blocks are shared and never written again. The block in which a prompt leaves the cached text
-is copied: a recurrent state fits one position only, and the tokens before it need their keys and
-values.
+is copied: a state, recurrent or of windows, fits one position only, and the tokens before it need
+their keys and values.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PrefixCache:
         self.checkpoints = self._store.checkpoints
         self.on = on
         self.hits = self.cached_tokens = 0
-        self._recurrent = states.count > 0
+        self._stateful = states.count > 0
 
     @property
     def store(self) -> BlockStore:
@@ -85,7 +85,7 @@ class PrefixCache:
         owner = None if last is None else last.owner
         if owner is not None and not owner.goes_on(common, opening):
             owner = None
-        if self._recurrent:
+        if self._stateful:
             at, full, tail, checkpoint = _deepest(path, entered)
             return Prefix(at, full, tail, checkpoint, len(tokens), owner, common)
         return Prefix(common, tuple(path), tail, None, len(tokens), owner, common)
@@ -109,7 +109,7 @@ class PrefixCache:
         # Windows first: the state may be taken from the very checkpoint.
         source = prefix.checkpoint
         windows = self.windows.begin(source, lambda: self.checkpoints.make_room(but=source))
-        state = self._begin_state(source) if self._recurrent else -1
+        state = self._begin_state(source) if self._stateful else -1
         taken = store.take(blocks - prefix.resident)
         own, returning = taken[: blocks - len(path)], list(taken[blocks - len(path) :])
         if tail is not None:
@@ -203,7 +203,7 @@ class PrefixCache:
 
     def save(self, lease: Lease, tokens: Tokens, computed: int) -> None:
         """A copy of the state, if there is a slot for it or something of less worth in one."""
-        if not self.on or not self._recurrent or computed == 0:
+        if not self.on or not self._stateful or computed == 0:
             return
         at = lease.node
         part = tuple(tokens[at.end : computed])
@@ -222,7 +222,7 @@ class PrefixCache:
         """A sequence stops running; what it computed stays. `state_valid`: its state is that
         behind `computed` tokens."""
         lease.owner.grown(computed)
-        if self.on and computed and (state_valid or not self._recurrent):
+        if self.on and computed and (state_valid or not self._stateful):
             self._keep_end(lease, tokens, computed)
         self.blocks.release(lease.blocks)
         self.windows.release(lease.windows)
@@ -324,7 +324,7 @@ class PrefixCache:
             node = found or self._store.add(node, part, block, lease.owner)
         else:
             offset = len(node.tokens)
-        if self._recurrent and offset not in node.states:
+        if self._stateful and offset not in node.states:
             self.checkpoints.put(node, offset, lease.state, lease.windows)
             lease.state = -1
         if node.parent is not None:
@@ -367,7 +367,7 @@ class PrefixCache:
 def _deepest(
     path: list[Node], entered: list[tuple[Node, int]]
 ) -> tuple[int, tuple[Node, ...], Node | None, Checkpoint | None]:
-    """Up to the last state: without one the blocks are of no use to a recurrent model."""
+    """Up to the last state: without one the blocks are of no use to a model that has them."""
     inside = [(o, node) for node, common in entered for o in node.states if o <= common]
     if inside:
         offset, node = max(inside, key=lambda found: found[0])

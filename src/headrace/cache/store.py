@@ -35,7 +35,7 @@ class BlockStore:
         self.copies = Copies()
         self.windows = Windows(windows, size, states, self.copies, first=blocks.first)
         self.checkpoints = StateCheckpoints(*states, self.windows, self.copies, self.settle)
-        self.recurrent = states[0].count > 0
+        self.stateful = states[0].count > 0
         self.evictions = 0  # of blocks, out of the tree
         self.spills = self.returns = 0  # of blocks, to the host tier and back
         self._resident = 0  # nodes on the device
@@ -120,7 +120,7 @@ class BlockStore:
     def settle(self, node: Node) -> None:
         """A node has changed: where nobody uses it it may go, and does where it is worthless."""
         while node.alive and node.parent is not None and not node.users:
-            if self.recurrent and not node.children and not node.states:
+            if self.stateful and not node.children and not node.states:
                 node, dead = node.parent, node
                 self._remove(dead)
                 continue
@@ -183,7 +183,7 @@ class BlockStore:
         assert {~node.block for node in nodes if node.block < 0} == self.host.held()
         assert self._resident == sum(node.block >= 0 for node in nodes)
         assert self._busy == sum(node.users > 0 for node in nodes if node.block >= 0)
-        if self.recurrent:
+        if self.stateful:
             dead = [n for n in nodes if not n.children and not n.users and not n.states]
             assert not dead, "blocks that no state makes usable"
 

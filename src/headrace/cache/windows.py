@@ -173,9 +173,10 @@ class Kind:
         return Table(table.first, table.blocks + self.take(more, room)) if more > 0 else table
 
     def trimmed(self, table: Table, computed: int) -> Table:
-        kept = self.part(table, computed)
-        if len(kept.blocks) == len(table.blocks):
+        first, blocks = table
+        if self.seen(computed) == range(first, first + len(blocks)):
             return table
+        kept = self.part(table, computed)
         before = kept.first - table.first
         self.pool.release(table.blocks[:before])
         self.pool.release(table.blocks[before + len(kept.blocks) :])

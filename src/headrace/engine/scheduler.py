@@ -55,8 +55,8 @@ class Scheduler:
         self._steps = 0
         self._in_flight = False  # between next_step and commit
         # A state fits one position; keys and values of the whole context can be cut anywhere.
-        self._recurrent = limits.prefix_cache and limits.state_slots > 0
-        self._cutting = self._recurrent and limits.anchored
+        self._stateful = limits.prefix_cache and limits.state_slots > 0
+        self._cutting = self._stateful and limits.anchored
 
     @property
     def running(self) -> int:
@@ -197,7 +197,7 @@ class Scheduler:
 
     def resize_host(self, blocks: int, states: int) -> None:
         """Of the cache's second tier, between steps; `copies` tells what moves there."""
-        self.cache.store.resize_host(blocks, states if self._recurrent else 0)
+        self.cache.store.resize_host(blocks, states if self._stateful else 0)
         self.limits = replace(self.limits, host_blocks=blocks, host_states=states)
 
     def ids(self) -> list[RequestId]:
@@ -261,7 +261,7 @@ class Scheduler:
     def _follow(self, seq: Seq, found: Prefix) -> bool:
         """Whether a running one computes more of its beginning than is cached: then it waits."""
         if self.limits.prefix_cache:
-            size = 0 if self._recurrent else self.limits.block_tokens
+            size = 0 if self._stateful else self.limits.block_tokens
             seq.follow(self._running, found.tokens, size)
         return seq.behind
 
@@ -271,7 +271,7 @@ class Scheduler:
     def _saves(self, seq: Seq, draw: Draw | None) -> bool:
         """Whether a state is kept behind a step: where none was on the way, at an end of thinking,
         before a call."""
-        if not self._recurrent:
+        if not self._stateful:
             return False
         if not self._cutting:
             return seq.computed == len(seq.request.tokens)

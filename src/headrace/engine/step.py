@@ -23,7 +23,7 @@ class Span:
     tokens: tuple[int, ...]  # of this span
     start: int
     blocks: tuple[int, ...]  # KV blocks of the whole sequence so far, this span included
-    state: int  # recurrent state slot, -1 = the model has none
+    state: int  # state slot, -1 = the model has none
     sample: bool
     cuts: tuple[Cut, ...] = ()  # where its state is kept, at most at the span's end
     windows: Tables = ()  # blocks of layers with a window that some token of this span looks at

@@ -41,7 +41,8 @@ class BlockTables:
                 known = (blocks, np.array(blocks, dtype=np.int32))
             self._rows[span.request] = known
             end = first + len(blocks)
-            row[:first] = 0
+            if first:
+                row[:first] = 0
             row[first:end] = known[1]
             row[end:] = 0
             self._fill(span, at, row)

@@ -42,7 +42,8 @@ STEP_TOKENS = 512
 MOST_STEP_TOKENS = 8192  # where prompts stream the experts
 WORKSPACE_SHARE = 16  # of device memory, at most one part in so many for longer steps
 CPU_STATES, DEVICE_STATES = 32, 8  # slots at least, where saved states are kept
-WINDOW_SPACING = 1024  # tokens of the context to a saved state where it is windows alone
+# Tokens of context to a saved state that is windows alone; windows are one part in so many of it.
+WINDOW_SPACING, WINDOW_SHARE = 1024, 4
 MOST_DEVICE_STATES = 32  # of slots for which experts are given up
 
 
@@ -377,11 +378,12 @@ def _saved_states(config: EngineConfig, facts: ModelFacts, *, on_cpu: bool) -> i
     if config.memory.prefix_cache == "off":
         return 0
     least, most = (CPU_STATES, 1 << 20) if on_cpu else (DEVICE_STATES, MOST_DEVICE_STATES)
-    # A window is small beside the context that it is a part of: one is saved all along.
-    context = config.context or facts.max_context
-    alone = facts.window_elements() and not facts.state_bytes_per_sequence()
-    apart = context // WINDOW_SPACING if alone else 0
-    return max(least, min(apart, most))
+    windows = facts.window_elements()
+    if not windows or facts.state_bytes_per_sequence():
+        return least
+    # Windows are small beside the context that they are parts of: they are saved all along.
+    apart = max(WINDOW_SPACING, WINDOW_SHARE * max(windows))
+    return max(least, min((config.context or facts.max_context) // apart, most))
 
 
 def _kv_blocks(config: EngineConfig, memory: MemoryBudget, dtype: str) -> Choice[int]:

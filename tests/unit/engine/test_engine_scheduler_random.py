@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -11,6 +13,7 @@ from headrace.engine.request import Finish, RequestId
 from headrace.engine.scheduler import Scheduler
 from headrace.engine.step import Step
 from headrace.errors import CapacityError
+from headrace.planning.windows import Window, blocks_each
 
 
 class SchedulerAgainstLists(RuleBasedStateMachine):
@@ -23,10 +26,16 @@ class SchedulerAgainstLists(RuleBasedStateMachine):
         step_tokens=st.integers(1, 9),
         max_sequences=st.integers(1, 5),
         prefix_cache=st.booleans(),
+        windows=st.sets(st.integers(1, 12), max_size=2),
     )
-    def start(self, blocks: int, block_tokens: int, **over: int) -> None:
+    def start(self, blocks: int, block_tokens: int, windows: set[int], **over: Any) -> None:
         self.context = blocks * block_tokens
         over |= {"blocks": blocks, "block_tokens": block_tokens, "context": self.context}
+        if over["state_slots"]:
+            step = -(-over["step_tokens"] // block_tokens)
+            over["windows"] = tuple(
+                Window(w, blocks_each(w, block_tokens, self.context), step) for w in sorted(windows)
+            )
         self.scheduler = Scheduler(limits(max_queued=8, **over))
         self.tokens: dict[int, list[int]] = {}
         self.prompts: dict[int, int] = {}
@@ -94,9 +103,16 @@ class SchedulerAgainstLists(RuleBasedStateMachine):
             assert list(span.tokens) == tokens[span.start : end]
             assert span.sample == (end == len(tokens))
             assert len(span.blocks) * size >= end
+            for window, table in zip(self.scheduler.limits.windows, span.windows, strict=True):
+                assert table.first * size <= max(0, span.start - window.tokens + 1)
+                assert (table.first + len(table.blocks)) * size >= end
             self.computed[span.request] = end
         written = [b for s in step.spans for b in s.blocks[s.start // size :]]
         assert len(written) == len(set(written))
+        for i, _ in enumerate(self.scheduler.limits.windows):
+            tables = [(s.windows[i], s.start // size) for s in step.spans]
+            written = [b for table, at in tables for b in table.blocks[at - table.first :]]
+            assert len(written) == len(set(written))
         if not self.scheduler.limits.prefix_cache:
             owned = [b for s in step.spans for b in s.blocks]
             assert len(owned) == len(set(owned))
@@ -119,6 +135,7 @@ class SchedulerAgainstLists(RuleBasedStateMachine):
         assert self.scheduler.blocks_used == self.scheduler.states_used == 0
         self.scheduler.cache.make_free(self.scheduler.blocks.count)
         assert self.scheduler.blocks.used == self.scheduler.states.used == 0
+        assert all(kind.pool.used == 0 for kind in self.scheduler.cache.windows.kinds)
 
 
 TestSchedulerAgainstLists = SchedulerAgainstLists.TestCase
