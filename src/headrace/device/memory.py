@@ -17,6 +17,9 @@ from headrace.errors import CapacityError
 POISON = 0xFF  # NaN in every float format, -1 in every integer
 _PAGE = mmap.PAGESIZE
 _HUGE = 2 << 20
+# Committed at once and touched: the first write to a huge page costs up to a millisecond, and a
+# small model's turn that saves states met eight of them. Of what is larger it is a small part.
+_TOUCHED = 16 << 20
 _NORESERVE = 0x4000 if sys.platform == "linux" else 0  # MAP_NORESERVE, which Python does not name
 
 
@@ -69,7 +72,8 @@ class DeviceMemory:
 
 class ElasticRange:
     """`tensor` (uint8) spans `reserved` bytes whose address never moves; the first `committed` of
-    them may be used. What is given up is gone; with `poison`, what is committed anew reads as NaN.
+    them may be used. What is given up is gone; with `poison`, what is committed anew reads as NaN,
+    else as zeros.
     """
 
     def __init__(
@@ -104,6 +108,8 @@ class ElasticRange:
             self._memory.take(nbytes - self.committed)
             if self._poison:
                 self.tensor[self.committed : nbytes] = POISON
+            elif nbytes - self.committed <= _TOUCHED:
+                self.tensor[self.committed : nbytes] = 0
         else:
             self._map.madvise(mmap.MADV_DONTNEED, nbytes, self.committed - nbytes)
             self._memory.give(self.committed - nbytes)

@@ -84,6 +84,19 @@ def test_a_range_shrinks_and_grows_in_place() -> None:
     memory.close()
 
 
+def test_what_is_small_is_in_ram_at_once_and_what_is_large_when_it_is_written() -> None:
+    memory = DeviceMemory(256 * MIB)
+    small, large = (memory.range(128 * MIB, poison=False) for _ in range(2))
+    before = resident()
+    small.resize(12 * MIB)
+    assert resident() - before > 11 * MIB
+    assert not small.tensor[: 12 * MIB : 4093].any()
+    before = resident()
+    large.resize(100 * MIB)
+    assert resident() - before < 8 * MIB
+    memory.close()
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40 * PAGE)), max_size=20))
 def test_ranges_against_plain_sums(steps: list[tuple[int, int]]) -> None:
