@@ -29,6 +29,8 @@ struct Dot {
 // How a kernel takes activations.
 // From kEvensInput on: 16-bit integers with a scale for each 32 columns, and the floats they were
 // made of, in the order in which a format's codes come apart (kernels/fixed.inl).
+// kPlanesInput: those of kEvensInput, then all again as two bytes with a scale for each 256 columns
+// (kernels/fixed_planes.inl).
 enum Input : int {
     kFloatInput,
     kBf16Input,
@@ -36,7 +38,8 @@ enum Input : int {
     kFoursInput,
     kHalvesInput,
     kSixteensInput,  // as kEvensInput, with sums of 16 columns; of whole blocks alone
-    kWideInput,      // floats in the order of kFoursInput, times 2^60, and the floats themselves
+    kPlanesInput,
+    kWideInput,  // floats in the order of kFoursInput, times 2^60, and the floats themselves
     kInputs
 };
 
@@ -49,12 +52,17 @@ inline constexpr std::size_t input_nbytes(Input input, int columns) {
     if (input == kFloatInput) return n * 4;
     if (input == kBf16Input) return n * 2;
     if (input == kWideInput) return ((n + 31) / 32 * 128 + n * 4 + 63) / 64 * 64;
-    const std::size_t sums = input == kSixteensInput ? fixed_blocks(columns) * 64 : 0;
-    return (fixed_blocks(columns) * 576 + n * 4 + sums + 63) / 64 * 64;
+    const std::size_t blocks = fixed_blocks(columns);
+    const std::size_t sums = input == kSixteensInput ? blocks * 64 : 0;
+    const std::size_t fixed = (blocks * 576 + n * 4 + sums + 63) / 64 * 64;
+    return input == kPlanesInput ? fixed + blocks * 512 + (blocks * 4 + 63) / 64 * 64 : fixed;
 }
 
 // Columns that are put into a row of activations together.
-inline constexpr int input_unit(Input input) { return input >= kEvensInput ? 32 : 8; }
+inline constexpr int input_unit(Input input) {
+    if (input == kPlanesInput) return 256;
+    return input >= kEvensInput ? 32 : 8;
+}
 
 inline constexpr std::size_t pointers_nbytes(int n) {
     return (static_cast<std::size_t>(n) * sizeof(void*) + 63) / 64 * 64;

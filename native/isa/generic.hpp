@@ -31,6 +31,8 @@
 // Its formats, the second with the table of both.
 #include "kernels/fixed_nibbles.inl"
 
+#include "kernels/fixed_planes.inl"
+
 #include "kernels/fixed_blocks.inl"
 
 // Many tokens with them.

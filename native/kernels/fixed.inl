@@ -166,10 +166,18 @@ template <class F, int T>
     f.tail(copy, blocks, columns % 256 / 32).add(0, x, blocks, sum, less);
 }
 
+// The row of activations that F takes, and the rows that it reads at once, far apart as `stream`
+// does: one after another where products take longer than memory.
+template <class F>
+struct Habits {
+    using Row = FixedRow;
+    static constexpr int kRows = 1;
+};
+
 // R rows, `apart` rows from each other, for T tokens.
 template <class F, int R, int T>
-inline void fixed_rows(const Dot& d, const Tiles& tiles, const FixedRow (&x)[T], int row,
-                       int apart) {
+inline void fixed_rows(const Dot& d, const Tiles& tiles, const typename Habits<F>::Row (&x)[T],
+                       int row, int apart) {
     auto f = [&]<std::size_t... I>(std::index_sequence<I...>) {
         return std::array<F, R>{F(tiles.tile(row + static_cast<int>(I) * apart), tiles)...};
     }(std::make_index_sequence<R>{});
@@ -197,16 +205,14 @@ inline void fixed_rows(const Dot& d, const Tiles& tiles, const FixedRow (&x)[T],
         }
 }
 
-inline constexpr int kFixedRows = 2;  // read at once, far apart, as `stream` does
-
 template <class F, int T>
 inline void fixed_stream(const Dot& d, const Tiles& tiles) {
-    FixedRow x[T];
-    for (int t = 0; t < T; ++t) x[t] = FixedRow(d.x[t], d.columns);
-    const int apart = d.rows / kFixedRows;
-    for (int row = 0; row < apart; ++row) fixed_rows<F, kFixedRows, T>(d, tiles, x, row, apart);
-    for (int row = apart * kFixedRows; row < d.rows; ++row)
-        fixed_rows<F, 1, T>(d, tiles, x, row, 1);
+    constexpr int kRows = Habits<F>::kRows;
+    typename Habits<F>::Row x[T];
+    for (int t = 0; t < T; ++t) x[t] = {d.x[t], d.columns};
+    const int apart = d.rows / kRows;
+    for (int row = 0; row < apart; ++row) fixed_rows<F, kRows, T>(d, tiles, x, row, apart);
+    for (int row = apart * kRows; row < d.rows; ++row) fixed_rows<F, 1, T>(d, tiles, x, row, 1);
 }
 
 // Many tokens, and what does not fit: the rows as float32 with the activations as they were.
@@ -232,12 +238,6 @@ void fixed_run(const Dot& d) {
 
 inline std::size_t fixed_scratch_nbytes(int rows, int columns, int tokens) {
     return pointers_nbytes(tokens) + unpacked_scratch_nbytes(rows, columns, tokens);
-}
-
-template <class F, void (*kUnpack)(const Tiles&, int, float*)>
-inline void put_fixed_kernel(KernelTable& t, int kind) {
-    t.fast[kind] = {F::kInput, kTileTokens, fixed_run<F, kUnpack>, fixed_scratch_nbytes,
-                    dot_tile_rows};
 }
 
 }  // namespace headrace::HEADRACE_ISA

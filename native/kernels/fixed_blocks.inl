@@ -63,71 +63,8 @@ struct FixedQ8_0 : FixedBlocks32<34> {
     template <int T>
     HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, __m256 (&sum)[T],
                              __m256 (&)[T]) const {
-        add_codes(Block{block(b) + 2, gathered_halves(block(b), 34)}, x, xb, sum);
+        add_codes(Block{block(b) + 2, gathered_halves<34>(block(b))}, x, xb, sum);
     }
-};
-
-inline __m256 floats_of(std::uint32_t first, std::uint32_t second) {
-    const std::uint64_t bytes = first | static_cast<std::uint64_t>(second) << 32;
-    return _mm256_cvtepi32_ps(
-        _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<std::int64_t>(bytes))));
-}
-
-// Q4_K and Q5_K: eight groups a block, each with a scale and a minimum of 6 bits.
-template <int kNbytes, bool kFifth>
-struct FixedK {
-    static constexpr Input kInput = kEvensInput;
-    static constexpr bool kOffset = true, kTails = false;
-    const std::byte* blocks;
-    FixedK(const std::byte* tile, const Tiles&) : blocks(tile) {}
-    static bool fits(const Tiles&) { return true; }
-    struct Block {
-        const std::byte* b;
-        __m256 w, least;
-        // As `scale_min`, all eight at once.
-        explicit Block(const std::byte* block) : b(block) {
-            const auto s = load_as<std::uint32_t>(b + 4), m = load_as<std::uint32_t>(b + 8);
-            const auto rest = load_as<std::uint32_t>(b + 12);
-            const std::uint32_t six = 0x3f3f3f3f, four = 0x0f0f0f0f, top = 0x30303030;
-            const __m128 d = _mm_cvtph_ps(_mm_cvtsi32_si128(load_as<std::int32_t>(b)));
-            w = _mm256_mul_ps(_mm256_broadcastss_ps(d),
-                              floats_of(s & six, (rest & four) | (s >> 2 & top)));
-            least = _mm256_mul_ps(_mm256_broadcastss_ps(_mm_movehdup_ps(d)),
-                                  floats_of(m & six, (rest >> 4 & four) | (m >> 2 & top)));
-        }
-        template <int g>
-        Codes group() const {
-            const __m256i v = load32(b + (kFifth ? 48 : 16) + g / 2 * 32);
-            const __m256i low = _mm256_set1_epi16(15);
-            if constexpr (!kFifth) {
-                if constexpr (g % 2 == 0)
-                    return {_mm256_and_si256(v, low),
-                            _mm256_and_si256(_mm256_srli_epi16(v, 8), low)};
-                return {_mm256_and_si256(_mm256_srli_epi16(v, 4), low), _mm256_srli_epi16(v, 12)};
-            } else {
-                const __m256i nibble = _mm256_and_si256(g % 2 == 0 ? v : _mm256_srli_epi16(v, 4),
-                                                        _mm256_set1_epi8(15));
-                __m256i fifth =
-                    _mm256_and_si256(load32(b + 16), _mm256_set1_epi8(static_cast<char>(1 << g)));
-                if constexpr (g < 4) fifth = _mm256_slli_epi16(fifth, 4 - g);
-                if constexpr (g > 4) fifth = _mm256_srli_epi16(fifth, g - 4);
-                const __m256i code = _mm256_or_si256(nibble, fifth);
-                return {_mm256_and_si256(code, _mm256_set1_epi16(255)), _mm256_srli_epi16(code, 8)};
-            }
-        }
-        EightScales scales(const float* x) const { return eight_scales(w, x); }
-    };
-    template <int T>
-    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, __m256 (&sum)[T],
-                             __m256 (&less)[T]) const {
-        const Block block(blocks + b * kNbytes);
-        add_codes(block, x, xb, sum);
-        for (int t = 0; t < T; ++t)
-            less[t] = _mm256_fmadd_ps(block.least, _mm256_loadu_ps(x[t].sum + xb * 8), less[t]);
-    }
-    static constexpr int kStreamNbytes = kNbytes;
-    const std::byte* stream(int b) const { return blocks + b * kNbytes; }
-    float whole() const { return 1.0f; }
 };
 
 // Q6_K: 16 columns share a signed scale of 8 bits.
@@ -180,21 +117,20 @@ struct FixedQ6_K {
     float whole() const { return 0x1p-8f; }
 };
 
-inline void put_fixed_kernels(KernelTable& t) {
+struct TwoRows {
+    using Row = FixedRow;
+    static constexpr int kRows = 2;
+};
+template <>
+struct Habits<FixedQ8_0> : TwoRows {};
+template <>
+struct Habits<FixedQ6_K> : TwoRows {};
+
+inline void put_fixed_inputs(KernelTable& t) {
     t.put[kEvensInput] = put_fixed<kEvensInput>;
     t.put[kFoursInput] = put_fixed<kFoursInput>;
     t.put[kHalvesInput] = put_fixed<kHalvesInput>;
-    put_fixed_kernel<FixedMXFP4, unpack_mxfp4>(t, kMXFP4);
-    put_fixed_kernel<FixedNVFP4, unpack_nvfp4>(t, kNVFP4);
-    put_fixed_kernel<FixedInt4<false>, unpack_int4<false>>(t, kInt4F16);
-    put_fixed_kernel<FixedInt4<true>, unpack_int4<true>>(t, kInt4BF16);
-    put_fixed_kernel<FixedQ8_0, unpack_q8_0>(t, kQ8_0);
-    put_fixed_kernel<FixedQ4_0, unpack_q4_0>(t, kQ4_0);
-    put_fixed_kernel<FixedIQ4_NL, unpack_iq4_nl>(t, kIQ4_NL);
-    put_fixed_kernel<FixedGgmlMXFP4, unpack_ggml_mxfp4>(t, kGgmlMXFP4);
-    put_fixed_kernel<FixedK<144, false>, unpack_q4_k>(t, kQ4_K);
-    put_fixed_kernel<FixedK<176, true>, unpack_q5_k>(t, kQ5_K);
-    put_fixed_kernel<FixedQ6_K, unpack_q6_k>(t, kQ6_K);
+    t.put[kPlanesInput] = put_planes;
 }
 
 }  // namespace headrace::HEADRACE_ISA

@@ -271,16 +271,14 @@ struct FixedBlocks32 {
     float whole() const { return 1.0f; }
 };
 
-inline __m256 gathered_halves(const std::byte* p, int apart) {
-    __m128i h = _mm_cvtsi32_si128(load_as<std::uint16_t>(p));
-    const auto at = [&](int g) { return static_cast<int>(load_as<std::uint16_t>(p + g * apart)); };
-    h = _mm_insert_epi16(h, at(1), 1);
-    h = _mm_insert_epi16(h, at(2), 2);
-    h = _mm_insert_epi16(h, at(3), 3);
-    h = _mm_insert_epi16(h, at(4), 4);
-    h = _mm_insert_epi16(h, at(5), 5);
-    h = _mm_insert_epi16(h, at(6), 6);
-    return _mm256_cvtph_ps(_mm_insert_epi16(h, at(7), 7));
+// The first 16 bits of eight blocks: a load that begins 2 g bytes early has block g's in lane g.
+template <int kApart>
+inline __m256 gathered_halves(const std::byte* p) {
+    const auto at = [&](int g) { return load16(p + g * (kApart - 2)); };
+    const __m128i a = _mm_blend_epi16(at(0), at(1), 0x02), b = _mm_blend_epi16(at(2), at(3), 0x08);
+    const __m128i c = _mm_blend_epi16(at(4), at(5), 0x20), d = _mm_blend_epi16(at(6), at(7), 0x80);
+    return _mm256_cvtph_ps(
+        _mm_blend_epi16(_mm_blend_epi16(a, b, 0x0c), _mm_blend_epi16(c, d, 0xc0), 0xf0));
 }
 
 template <Nibbles (*kCodes)(__m256i), int kNbytes>
@@ -300,7 +298,7 @@ struct FixedQ4_0 : FixedBlocks32<18> {
     template <int T>
     HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, __m256 (&sum)[T],
                              __m256 (&less)[T]) const {
-        const __m256 w = gathered_halves(block(b), 18);
+        const __m256 w = gathered_halves<18>(block(b));
         add_nibbles(Block32<nibbles, 18>{block(b) + 2, w}, x, xb, sum);
         const __m256 eight = _mm256_mul_ps(w, _mm256_set1_ps(8.0f));
         for (int t = 0; t < T; ++t)
@@ -317,7 +315,7 @@ struct FixedIQ4_NL : FixedBlocks32<18> {
     template <int T>
     HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, __m256 (&sum)[T],
                              __m256 (&)[T]) const {
-        add_nibbles(Block32<iq4_steps, 18>{block(b) + 2, gathered_halves(block(b), 18)}, x, xb,
+        add_nibbles(Block32<iq4_steps, 18>{block(b) + 2, gathered_halves<18>(block(b))}, x, xb,
                     sum);
     }
 };

@@ -65,7 +65,8 @@ inline constexpr int kStripGroups = 16;  // of 32 columns
 // pairs are of the first 16 columns.
 template <Input kInput>
 struct PairOrder {
-    static constexpr bool kEvens = kInput == kEvensInput || kInput == kSixteensInput,
+    static constexpr bool kEvens = kInput == kEvensInput || kInput == kSixteensInput ||
+                                   kInput == kPlanesInput,
                           kFours = kInput == kFoursInput;
     static constexpr int first(int g) {
         return kEvens ? g * 32 : g / 8 * 256 + g % 4 * 64 + g / 4 % 2 * 8;
@@ -263,8 +264,8 @@ inline void put_panel_kernels(KernelTable& t) {
     put_many<FixedQ4_0, CodesQ4_0, unpack_q4_0>(t, kQ4_0);
     put_many<FixedIQ4_NL, CodesIQ4_NL, unpack_iq4_nl>(t, kIQ4_NL);
     put_many<FixedGgmlMXFP4, CodesGgmlMXFP4, unpack_ggml_mxfp4>(t, kGgmlMXFP4);
-    put_many<FixedK<144, false>, CodesK<144, false>, unpack_q4_k>(t, kQ4_K);
-    put_many<FixedK<176, true>, CodesK<176, true>, unpack_q5_k>(t, kQ5_K);
+    put_many<PlanesK<144, false>, CodesK<144, false>, unpack_q4_k>(t, kQ4_K);
+    put_many<PlanesK<176, true>, CodesK<176, true>, unpack_q5_k>(t, kQ5_K);
     put_many<FixedQ6_K, CodesQ6_K, unpack_q6_k>(t, kQ6_K);
 }
 

@@ -43,7 +43,7 @@ inline KernelTable generic_table(const char* name) {
     put_formats(t);
     for (int f = 0; f < kFormats; ++f) t.fast[f] = t.exact[f];
 #if defined(HEADRACE_SIMD_AVX2) || defined(HEADRACE_SIMD_AVX512)
-    put_fixed_kernels(t);
+    put_fixed_inputs(t);
     put_panel_kernels(t);
     put_ggml_kernels(t);
     put_e4m3_kernels(t);
