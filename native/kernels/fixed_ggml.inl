@@ -140,7 +140,7 @@ struct FixedQ5_0 : FixedBlocks32<22> {
     template <int T>
     HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, __m256 (&sum)[T],
                              __m256 (&)[T]) const {
-        add_codes(Block{block(b), gathered_halves(block(b), 22)}, x, xb, sum);
+        add_codes(Block{block(b), gathered_halves<22>(block(b))}, x, xb, sum);
     }
     float whole() const { return 0x1p-8f; }
 };
