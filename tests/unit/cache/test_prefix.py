@@ -235,6 +235,14 @@ class CacheAgainstLists(RuleBasedStateMachine):
     @invariant()
     def sound(self) -> None:
         self.cache.check([run.lease for run in self.running])
+        for run in self.running:
+            for i, (first, blocks) in enumerate(run.lease.windows):
+                # What it writes next, nobody reads beyond the tokens before.
+                for block in blocks[run.computed // self.size - first :]:
+                    others = [r.lease.windows[i].blocks for r in self.running if r is not run]
+                    assert all(block not in table for table in others)
+                    kept = [c for c in self.cache.checkpoints if block in c.windows[i].blocks]
+                    assert all(c.position <= run.computed for c in kept)
 
     def teardown(self) -> None:
         for run in self.running:
