@@ -10,8 +10,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import openai
 
 sys.path.append(str(Path(__file__).parents[1] / "unit" / "chat"))
 from tiny_chat import HERMES_TEMPLATE, byte_level_json, write_checkpoint
@@ -76,3 +80,17 @@ class Served:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.lines.append(line)
+
+
+@contextmanager
+def serving(model: Path, *flags: str) -> Iterator[Served]:
+    """A server that ends well."""
+    served = Served.start(model, *flags)
+    yield served
+    assert served.stop() == 0
+    assert "Traceback" not in served.log, served.log[served.log.index("Traceback") :][-6000:]
+
+
+def official(server: Served) -> openai.OpenAI:
+    """The official client, which tries once."""
+    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=60)

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 sys.path.append(str(Path(__file__).parent))
-from served import Served, tiny_model
+from served import Served, serving, tiny_model
 
 HI = [{"role": "user", "content": "What does the miller read?"}]
 WEATHER = {
@@ -38,10 +38,8 @@ AT_ONCE = {"thinking": {"type": "disabled"}}
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tiny_model(tmp_path_factory.mktemp("models") / "tiny")
     flags = ("--context", "600", "--served-name", "tiny", "--alias", "claude-*", "--api-key", "key")
-    served = Served.start(folder, *flags)
-    yield served
-    assert served.stop() == 0
-    assert "Traceback" not in served.log
+    with serving(folder, *flags) as served:
+        yield served
 
 
 @pytest.fixture(scope="module")

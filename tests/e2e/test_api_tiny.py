@@ -15,7 +15,7 @@ import openai
 import pytest
 
 sys.path.append(str(Path(__file__).parent))
-from served import Served, tiny_model
+from served import Served, official, serving, tiny_model
 
 HI = [{"role": "user", "content": "What does the miller read?"}]
 WEATHER = {
@@ -43,15 +43,13 @@ CLOCK = {
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tiny_model(tmp_path_factory.mktemp("models") / "tiny")
-    served = Served.start(folder, "--context", "600", "--served-name", "tiny")
-    yield served
-    assert served.stop() == 0
-    assert "Traceback" not in served.log
+    with serving(folder, "--context", "600", "--served-name", "tiny") as served:
+        yield served
 
 
 @pytest.fixture(scope="module")
 def client(server: Served) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=60)
+    return official(server)
 
 
 # A random model that may think first would not come to its call.

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 sys.path.append(str(Path(__file__).parent))
-from served import COMMAND, Served, environment, tiny_model
+from served import COMMAND, Served, environment, serving, tiny_model
 
 from headrace.bench.checkpoint import Shape, ensure
 from headrace.cli.main import main
@@ -38,18 +38,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Served]:
-    served = Served.start(folder, *HYBRID)
-    yield served
-    assert served.stop() == 0
-    assert "Traceback" not in served.log
+    with serving(folder, *HYBRID) as served:
+        yield served
 
 
 @pytest.fixture(scope="module")
 def on_cpu(folder: Path) -> Iterator[Served]:
-    served = Served.start(folder, "--context", "600", "--served-name", "tiny")
-    yield served
-    assert served.stop() == 0
-    assert "Traceback" not in served.log
+    with serving(folder, "--context", "600", "--served-name", "tiny") as served:
+        yield served
 
 
 @pytest.fixture

@@ -5,14 +5,13 @@ it is resized.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from engines import built, load
+from engines import answers, built, in_memory, load, run
 
 from headrace.engine.engine import Engine
 from headrace.engine.request import Request, Sampling
@@ -48,23 +47,6 @@ def emulated(folder: Path, **keys: object) -> Engine:
     return load(folder, device="emulated", **memory, **experts)
 
 
-def run(engine: Engine, requests: list[Request]) -> Iterator[dict[int, list[int]]]:
-    """The tokens of each so far, after every step."""
-    tokens: dict[int, list[int]] = {engine.submit(request): [] for request in requests}
-    while not engine.idle:
-        for event in engine.step():
-            assert event.error is None
-            assert event.token is not None
-            tokens[event.request].append(event.token)
-        engine.check()
-        yield tokens
-
-
-def answers(engine: Engine, requests: list[Request]) -> list[list[int]]:
-    *_, last = run(engine, requests)
-    return list(last.values())
-
-
 def placement_of(engine: Engine) -> Hybrid:
     placement = engine.live._built.placement
     assert isinstance(placement, Hybrid)
@@ -74,10 +56,7 @@ def placement_of(engine: Engine) -> Hybrid:
 @pytest.fixture(scope="module")
 def truth(folder: Path) -> Any:
     """(logits of the longest prompt, answers of all requests) of the CPU alone."""
-    engine = load(folder)
-    found = engine.score(PROMPTS[-1]), answers(engine, REQUESTS)
-    engine.close()
-    return found
+    return in_memory(folder, REQUESTS)
 
 
 @pytest.mark.parametrize("clock", ["real", "virtual"])

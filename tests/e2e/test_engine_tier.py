@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
-from engines import built, load
+from engines import answers, built, in_memory, load
 
 from headrace.api.live_metrics import live_figures
 from headrace.engine.engine import Engine
@@ -28,17 +28,6 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return built(request.param, tmp_path_factory)
 
 
-def answers(engine: Engine, requests: list[Request]) -> list[list[int]]:
-    tokens: dict[int, list[int]] = {engine.submit(request): [] for request in requests}
-    while not engine.idle:
-        for event in engine.step():
-            assert event.error is None
-            assert event.token is not None
-            tokens[event.request].append(event.token)
-        engine.check()
-    return list(tokens.values())
-
-
 def placement_of(engine: Engine) -> FromDisk:
     placement = engine.live._built.placement
     assert isinstance(placement, FromDisk)
@@ -48,10 +37,7 @@ def placement_of(engine: Engine) -> FromDisk:
 @pytest.fixture(scope="module")
 def truth(folder: Path) -> Any:
     """(logits of the longest prompt, answers of all requests) of all in memory."""
-    engine = load(folder)
-    found = engine.score(PROMPTS[-1]), answers(engine, REQUESTS)
-    engine.close()
-    return found
+    return in_memory(folder, REQUESTS)
 
 
 @pytest.mark.parametrize(("ram", "ahead"), RAM)

@@ -15,7 +15,7 @@ import pydantic
 import pytest
 
 sys.path.append(str(Path(__file__).parent))
-from served import Served, tiny_model
+from served import Served, official, serving, tiny_model
 
 HI = "What does the miller read?"
 PARAMETERS = {
@@ -48,15 +48,13 @@ AT_ONCE = {"effort": "none"}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tiny_model(tmp_path_factory.mktemp("models") / "tiny")
-    served = Served.start(folder, "--context", "1500", "--served-name", "tiny")
-    yield served
-    assert served.stop() == 0
-    assert "Traceback" not in served.log
+    with serving(folder, "--context", "1500", "--served-name", "tiny") as served:
+        yield served
 
 
 @pytest.fixture(scope="module")
 def client(server: Served) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=60)
+    return official(server)
 
 
 def given(**more):

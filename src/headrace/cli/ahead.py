@@ -28,8 +28,9 @@ def begin() -> None:
     """
     for package in OTHERS:
         import_module(package)
-    library = _torch_folder() / "lib" / "libtorch_cpu.so"
-    if library.is_file():
+    folder = _torch_folder()
+    library = folder and folder / "lib" / "libtorch_cpu.so"
+    if library and library.is_file():
         _native.load_ahead(str(library))
 
 
@@ -48,17 +49,19 @@ def importing_torch() -> Iterator[None]:
         gc.enable()
 
 
-def _torch_folder() -> Path:
+def _torch_folder() -> Path | None:
+    """None where torch is not installed."""
     spec = find_spec("torch")
-    folders = (spec and spec.submodule_search_locations) or ["/nonexistent"]
-    return Path(folders[0])
+    folders = spec and spec.submodule_search_locations
+    return Path(folders[0]) if folders else None
 
 
 def _leaves_out() -> bool:
-    if "torch" in sys.modules:
+    folder = _torch_folder()
+    if folder is None or "torch" in sys.modules:
         return False
     try:
-        said = (_torch_folder() / "version.py").read_text(encoding="utf-8")
+        said = (folder / "version.py").read_text(encoding="utf-8")
     except OSError:
         return False
     return any(f"__version__ = '{version}" in said for version in TRIED)
