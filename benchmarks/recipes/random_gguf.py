@@ -10,7 +10,9 @@ bias. Without tokenizer: both benchmarks make their own token ids.
 
 import argparse
 import functools
+import math
 import os
+import struct
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +22,9 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
-HEADS, KV_HEADS, HEAD_DIM, VOCAB, TOP_K = 32, 4, 128, 32000, 8
+from headrace.bench.checkpoint import Shape
+from headrace.bench.quantised import gguf_head, gguf_padding, gguf_tensors, gguf_text
+
 NOISE = 1.28  # of router logits, the spread of the noise that makes `rank^-skew` of a choice
 CONSTANT = 1.72
 LAYER_GAIN = 0.2  # of the residual's variance, what a layer adds: for the bias alone
@@ -29,13 +33,6 @@ SCALES = {"Q8_0": (0,), "Q4_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (2
 DENSE = {Kind.MXFP4: Kind.Q8_0}  # published MXFP4 files have experts in it alone
 
 Array = np.ndarray
-
-
-class Shape(NamedTuple):
-    layers: int
-    hidden: int = 2048
-    width: int = 768
-    experts: int = 128
 
 
 class Tensor(NamedTuple):
@@ -48,11 +45,10 @@ class Tensor(NamedTuple):
 
 def tensors(shape: Shape, kind: Kind, skew: float) -> Iterator[Tensor]:
     """In file order. Names are those of the format."""
-    hidden, width, experts = shape.hidden, shape.width, shape.experts
     dense = DENSE.get(kind, kind)
     if skew and dense not in (Kind.BF16, Kind.Q8_0):
         raise SystemExit(f"a skew needs BF16, Q8_0 or MXFP4, not {kind.name}")
-    fan = hidden**-0.5
+    fan = shape.hidden**-0.5
 
     def constant_first(raw: Array) -> None:
         if dense == Kind.BF16:
@@ -65,25 +61,20 @@ def tensors(shape: Shape, kind: Kind, skew: float) -> Iterator[Tensor]:
 
     first = constant_first if skew else lambda raw: None
     none = nothing_first if skew else lambda raw: None
-    yield Tensor("token_embd.weight", (VOCAB, hidden), dense, 1.0, first)
-    for i in range(shape.layers):
-        at = f"blk.{i}."
-        yield Tensor(at + "attn_norm.weight", (hidden,), Kind.F32, 0)
-        yield Tensor(at + "attn_q.weight", (HEADS * HEAD_DIM, hidden), dense, fan)
-        yield Tensor(at + "attn_k.weight", (KV_HEADS * HEAD_DIM, hidden), dense, fan)
-        yield Tensor(at + "attn_v.weight", (KV_HEADS * HEAD_DIM, hidden), dense, fan)
-        yield Tensor(at + "attn_output.weight", (hidden, HEADS * HEAD_DIM), dense, fan, none)
-        yield Tensor(at + "attn_q_norm.weight", (HEAD_DIM,), Kind.F32, 0)
-        yield Tensor(at + "attn_k_norm.weight", (HEAD_DIM,), Kind.F32, 0)
-        yield Tensor(at + "ffn_norm.weight", (hidden,), Kind.F32, 0)
-        yield Tensor(
-            at + "ffn_gate_inp.weight", (experts, hidden), Kind.F32, NOISE * fan, _bias(i, skew)
-        )
-        yield Tensor(at + "ffn_gate_exps.weight", (experts, width, hidden), kind, fan)
-        yield Tensor(at + "ffn_up_exps.weight", (experts, width, hidden), kind, fan)
-        yield Tensor(at + "ffn_down_exps.weight", (experts, hidden, width), kind, 2 * fan, none)
-    yield Tensor("output_norm.weight", (hidden,), Kind.F32, 0)
-    yield Tensor("output.weight", (VOCAB, hidden), dense, fan)
+    for name, dims in gguf_tensors(shape):
+        if "norm" in name:
+            yield Tensor(name, dims, Kind.F32, 0)
+        elif "ffn_gate_inp" in name:
+            change = _bias(int(name.split(".")[1]), skew)
+            yield Tensor(name, dims, Kind.F32, NOISE * fan, change)
+        elif "token_embd" in name:
+            yield Tensor(name, dims, dense, 1.0, first)
+        elif "attn_output" in name:
+            yield Tensor(name, dims, dense, fan, none)
+        elif "ffn_down" in name:
+            yield Tensor(name, dims, kind, 2 * fan, none)
+        else:
+            yield Tensor(name, dims, kind if "_exps" in name else dense, fan)
 
 
 def _bias(layer: int, skew: float) -> Callable[[Array], None]:
@@ -148,41 +139,23 @@ def _words(random: np.random.Generator, count: int) -> Array:
 
 
 def write(path: Path, kind: Kind, shape: Shape, skew: float) -> None:
-    writer = gguf.GGUFWriter(path, "qwen3moe")
-    writer.add_context_length(32768)
-    writer.add_embedding_length(shape.hidden)
-    writer.add_block_count(shape.layers)
-    writer.add_feed_forward_length(shape.width)
-    writer.add_expert_feed_forward_length(shape.width)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_key_length(HEAD_DIM)
-    writer.add_value_length(HEAD_DIM)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_expert_count(shape.experts)
-    writer.add_expert_used_count(TOP_K)
-    writer.add_rope_freq_base(1e6)
-    writer.add_rope_dimension_count(HEAD_DIM)
-    writer.add_vocab_size(VOCAB)
-    writer.add_tokenizer_model("none")
     every = list(tensors(shape, kind, skew))
+    records = []
     for tensor in every:
         block, nbytes = gguf.GGML_QUANT_SIZES[tensor.kind]
-        stored = (*tensor.shape[:-1], tensor.shape[-1] // block * nbytes)
-        writer.add_tensor_info(
-            tensor.name, stored, np.dtype(np.uint8), int(np.prod(stored)), raw_dtype=tensor.kind
-        )
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
+        stored = math.prod(tensor.shape) // block * nbytes
+        records.append((tensor.name, tensor.shape, int(tensor.kind), stored))
+    more = {
+        "qwen3moe.vocab_size": struct.pack("<II", 4, shape.vocab),
+        "tokenizer.ggml.model": struct.pack("<I", 8) + gguf_text("none"),
+    }
     random = np.random.Generator(np.random.SFC64(0))
-    out = writer.fout[0]
-    writer.write_padding(out, out.tell())
-    for tensor in every:
-        for rows in values(tensor, random):
-            rows.tofile(out)
-        writer.write_padding(out, out.tell())
-    writer.close()
+    with path.open("wb") as out:
+        out.write(gguf_head(shape, records, more))
+        for tensor, (_, _, _, stored) in zip(every, records, strict=True):
+            for rows in values(tensor, random):
+                rows.tofile(out)
+            out.write(gguf_padding(stored))
 
 
 def made(kind: str, layers: int, skew: float) -> Path:
@@ -192,7 +165,7 @@ def made(kind: str, layers: int, skew: float) -> Path:
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(".part")
-        write(part, Kind[kind], Shape(layers), skew)
+        write(part, Kind[kind], Shape(layers=layers), skew)
         part.rename(file)
     return file
 
@@ -204,7 +177,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--skew", type=float, default=0.0)
     given = parser.parse_args()
-    write(given.out, Kind[given.kind], Shape(given.layers), given.skew)
+    write(given.out, Kind[given.kind], Shape(layers=given.layers), given.skew)
     sys.stdout.write(f"{given.out}: {given.out.stat().st_size / 1e9:.2f} GB\n")
 
 

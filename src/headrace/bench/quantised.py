@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -158,7 +159,8 @@ def _plain(name: str, dims: tuple[int, ...]) -> Iterator[Part]:
     yield "weight", "BF16", dims, lambda rng: noise(rng, dims, "bfloat16", norm="norm" in name)
 
 
-def _gguf_tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
+def gguf_tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes, in file order."""
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     up, down = (shape.width, shape.hidden), (shape.hidden, shape.width)
     yield "token_embd.weight", (shape.vocab, shape.hidden)
@@ -184,7 +186,33 @@ _CODES = {name: code for code, (name, _, _) in TYPES.items()}
 _ALIGNED = 32
 
 
-def _text(value: str) -> bytes:
+Record = tuple[str, tuple[int, ...], int, int]  # name, shape, ggml type, bytes
+
+
+def gguf_head(
+    shape: Shape, records: Iterable[Record], more: Mapping[str, bytes] = MappingProxyType({})
+) -> bytes:
+    """All that stands before the tensors, which follow with `gguf_padding` behind each. `more`:
+    keys with their type and value as they are stored.
+    """
+    infos, offset, count = b"", 0, 0
+    for name, dims, kind, nbytes in records:
+        infos += gguf_text(name) + struct.pack("<I", len(dims))
+        infos += struct.pack(f"<{len(dims)}Q", *reversed(dims)) + struct.pack("<IQ", kind, offset)
+        offset += nbytes + len(gguf_padding(nbytes))
+        count += 1
+    pairs = _metadata(shape) + [gguf_text(key) + value for key, value in more.items()]
+    head = b"GGUF" + struct.pack("<IQQ", 3, count, len(pairs)) + b"".join(pairs) + infos
+    return head + gguf_padding(len(head))
+
+
+def gguf_padding(nbytes: int) -> bytes:
+    """What follows so many bytes."""
+    return bytes(-nbytes % _ALIGNED)
+
+
+def gguf_text(value: str) -> bytes:
+    """A string as it is stored."""
     return struct.pack("<Q", len(value)) + value.encode()
 
 
@@ -204,11 +232,11 @@ def _metadata(shape: Shape) -> list[bytes]:
         "rope.dimension_count": shape.head_dim,
     }
     numbers = {"attention.layer_norm_rms_epsilon": 1e-6, "rope.freq_base": 1e6}
-    out = [_text("general.architecture") + struct.pack("<I", 8) + _text("qwen3moe")]
-    out += [_text(f"qwen3moe.{k}") + struct.pack("<II", 4, v) for k, v in counts.items()]
-    out += [_text(f"qwen3moe.{k}") + struct.pack("<If", 6, v) for k, v in numbers.items()]
+    out = [gguf_text("general.architecture") + struct.pack("<I", 8) + gguf_text("qwen3moe")]
+    out += [gguf_text(f"qwen3moe.{k}") + struct.pack("<II", 4, v) for k, v in counts.items()]
+    out += [gguf_text(f"qwen3moe.{k}") + struct.pack("<If", 6, v) for k, v in numbers.items()]
     out += [
-        _text(f"tokenizer.ggml.{k}_token_id") + struct.pack("<II", 4, v)
+        gguf_text(f"tokenizer.ggml.{k}_token_id") + struct.pack("<II", 4, v)
         for k, v in {"bos": 1, "eos": 2}.items()
     ]
     return out
@@ -216,21 +244,17 @@ def _metadata(shape: Shape) -> list[bytes]:
 
 def _write_gguf(file: Path, shape: Shape, form: Format, progress: Progress) -> None:
     """Matrices in the format, router and norms in float32."""
-    infos, offset = b"", 0
     tensors = []
-    for name, dims in _gguf_tensors(shape):
+    for name, dims in gguf_tensors(shape):
         packed = len(dims) > 1 and "ffn_gate_inp" not in name
         nbytes = prod(dims[:-1]) * form.tile_nbytes(dims[-1]) if packed else 4 * prod(dims)
-        kind = _CODES[form.tag if packed else "F32"]
-        infos += _text(name) + struct.pack("<I", len(dims))
-        infos += struct.pack(f"<{len(dims)}Q", *reversed(dims)) + struct.pack("<IQ", kind, offset)
         tensors.append((name, dims, nbytes, packed))
-        offset += -(-nbytes // _ALIGNED) * _ALIGNED
-    pairs = _metadata(shape)
-    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(pairs)) + b"".join(pairs) + infos
+    tags = {True: form.tag, False: "F32"}
+    head = gguf_head(shape, [(n, dims, _CODES[tags[p]], nbytes) for n, dims, nbytes, p in tensors])
+    total = sum(nbytes for _, _, nbytes, _ in tensors)
     rng = np.random.Generator(np.random.SFC64(0))
     with file.open("wb") as out:
-        out.write(head + bytes(-len(head) % _ALIGNED))
+        out.write(head)
         done = 0
         for name, dims, nbytes, packed in tensors:
             if packed:
@@ -238,9 +262,9 @@ def _write_gguf(file: Path, shape: Shape, form: Format, progress: Progress) -> N
             else:
                 values = np.ones(dims) if "norm" in name else 0.02 * rng.standard_normal(dims)
                 out.write(values.astype("<f4").tobytes())
-            out.write(bytes(-nbytes % _ALIGNED))
+            out.write(gguf_padding(nbytes))
             done += nbytes
-            progress(done, offset, "writing a random checkpoint")
+            progress(done, total, "writing a random checkpoint")
 
 
 def _write_blocks(out: BinaryIO, rng: np.random.Generator, nbytes: int, form: Format) -> None:
