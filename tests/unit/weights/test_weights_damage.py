@@ -32,10 +32,11 @@ def test_damage_is_refused_or_harmless(name: str, count: int, tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", TARGETS)
 def test_damage_that_coverage_finds(name: str, tmp_path: Path) -> None:
     pytest.importorskip("atheris", exc_type=ImportError)
-    told = ["-runs=1500", "-seed=1", "-timeout=20", "-rss_limit_mb=2048", "-verbosity=0"]
+    told = ["-runs=1000", "-seed=1", "-timeout=20", "-rss_limit_mb=2048", "-verbosity=0"]
     done = subprocess.run(
         [sys.executable, str(GUIDED), name, str(tmp_path), *told],
         capture_output=True, text=True, check=False,
