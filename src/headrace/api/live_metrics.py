@@ -26,7 +26,7 @@ BUDGET = {
     "expert_slots": "Expert rows that the device has room for",
     "expert_bytes": "Bytes of those",
     "kv_tokens": "Tokens whose keys and values fit",
-    "state_slots": "Recurrent states that fit",
+    "state_slots": "States of sequences that fit, recurrent or of windows",
 }
 
 

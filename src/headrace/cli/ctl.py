@@ -44,7 +44,7 @@ def resize(
         int | None, typer.Option(min=0, help="Tokens whose keys and values fit.")
     ] = None,
     state_slots: Annotated[
-        int | None, typer.Option(min=0, help="Sequences whose recurrent state fits.")
+        int | None, typer.Option(min=0, help="Sequences whose state fits, saved ones included.")
     ] = None,
     device_bytes: Annotated[
         str | None, typer.Option(help="Device memory all in all, such as 6GiB; experts follow.")
