@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 from headrace.errors import CheckpointError
-from headrace.formats.format import Format
+from headrace.formats.format import FLOAT32, Format
 from headrace.weights.checkpoint import Checkpoint, StoredTensor
 from headrace.weights.names import NameMap, Placed, View, views_of
 from headrace.weights.pieces import AnyPiece, PackedPiece, Piece, Slice
@@ -54,8 +54,11 @@ class WeightPlan:
         )
 
     def nbytes(self, name: str) -> int:
-        """Bytes of a canonical tensor in memory."""
-        return sum(piece.nbytes for piece in self.pieces[name])
+        """Bytes of a canonical tensor in memory. Pieces of several formats are widened there."""
+        pieces = self.pieces[name]
+        if len({piece.format for piece in pieces}) > 1:
+            return self.weights(name) * FLOAT32.element_bytes
+        return sum(piece.nbytes for piece in pieces)
 
     def weights(self, name: str) -> int:
         """Elements of a canonical tensor, whatever their format."""

@@ -16,6 +16,8 @@ from engines import load
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from headrace.errors import CheckpointError
+from headrace.experts.bank import tensors_of
 from headrace.formats import format as formats
 from headrace.formats.words import format_of, word_of
 from headrace.models.source import open_model
@@ -152,6 +154,29 @@ def test_gptq_whose_groups_are_columns_from_anywhere(tmp_path: Path) -> None:
         tensors |= {stem + suffix: part.contiguous() for suffix, part in parts.items()}
     quantise(folder, tensors, quantised.CONFIG["gptq-order"])
     assert same(folder, tmp_path / "made") == {"BF16", "INT4-32-ZEROS-ORDERED"}
+
+
+def test_experts_of_one_layer_in_several_formats_are_planned_as_they_will_lie(
+    tmp_path: Path,
+) -> None:
+    folder = built(
+        tmp_path / "source", "qwen3_moe",
+        hidden_size=64, moe_intermediate_size=96, num_attention_heads=4, head_dim=32,
+    )  # fmt: skip
+    tensors = load_file(folder / "model.safetensors")
+    for name in [n for n in tensors if ".experts.1." in n and "layers.0" in n]:
+        parts, _ = quantised.QUANTISE["int4"](tensors.pop(name).float())
+        tensors |= {name.removesuffix(".weight") + end: part for end, part in parts.items()}
+    quantise(folder, tensors, quantised.CONFIG["int4"])
+    mixed, alike = open_model(folder).facts.expert_bytes
+    assert (mixed, alike) == (4 * 3 * 64 * 96, 2 * 3 * 64 * 96)
+    engine = load(folder)
+    rows = engine.live._built.placement._rows(0)
+    held = sum(t.numel() * t.element_size() for t in tensors_of(rows, 0))
+    engine.close()
+    assert held == mixed
+    with pytest.raises(CheckpointError, match="one number format"):
+        ftw_folders.converted(folder, tmp_path / "made")
 
 
 def quantise(folder: Path, tensors: dict[str, Tensor], how: dict[str, object]) -> None:
