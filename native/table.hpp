@@ -29,8 +29,8 @@ struct Dot {
 // How a kernel takes activations.
 // From kEvensInput on: 16-bit integers with a scale for each 32 columns, and the floats they were
 // made of, in the order in which a format's codes come apart (kernels/fixed.inl).
-// kPlanesInput: those of kEvensInput, then all again as two bytes with a scale for each 256 columns
-// (kernels/fixed_planes.inl).
+// kFoursInput, kHalvesInput: then all of them again as two bytes. kPlanesInput: those of
+// kEvensInput, then as two bytes with a scale for each 256 columns (kernels/fixed_planes.inl).
 enum Input : int {
     kFloatInput,
     kBf16Input,
@@ -47,15 +47,31 @@ inline constexpr std::size_t fixed_blocks(int columns) {
     return (static_cast<std::size_t>(columns) + 255) / 256;
 }
 
+// 16-bit integers and two floats for each 32 columns, then the floats themselves.
+inline constexpr std::size_t fixed_nbytes(int columns) {
+    return (fixed_blocks(columns) * 576 + static_cast<std::size_t>(columns) * 4 + 63) / 64 * 64;
+}
+
 inline constexpr std::size_t input_nbytes(Input input, int columns) {
     const auto n = static_cast<std::size_t>(columns);
-    if (input == kFloatInput) return n * 4;
-    if (input == kBf16Input) return n * 2;
-    if (input == kWideInput) return ((n + 31) / 32 * 128 + n * 4 + 63) / 64 * 64;
-    const std::size_t blocks = fixed_blocks(columns);
-    const std::size_t sums = input == kSixteensInput ? blocks * 64 : 0;
-    const std::size_t fixed = (blocks * 576 + n * 4 + sums + 63) / 64 * 64;
-    return input == kPlanesInput ? fixed + blocks * 512 + (blocks * 4 + 63) / 64 * 64 : fixed;
+    const std::size_t blocks = fixed_blocks(columns), fixed = fixed_nbytes(columns);
+    switch (input) {
+        case kFloatInput:
+            return n * 4;
+        case kBf16Input:
+            return n * 2;
+        case kWideInput:
+            return ((n + 31) / 32 * 128 + n * 4 + 63) / 64 * 64;
+        case kSixteensInput:
+            return fixed + blocks * 64;
+        case kFoursInput:
+        case kHalvesInput:
+            return fixed + blocks * 512;
+        case kPlanesInput:
+            return fixed + blocks * 512 + (blocks * 4 + 63) / 64 * 64;
+        default:
+            return fixed;
+    }
 }
 
 // Columns that are put into a row of activations together.

@@ -12,10 +12,10 @@ namespace headrace::HEADRACE_ISA {
 // Where a row of activations has what; of whole blocks, filled up with zeros.
 struct FixedRow {
     const std::int16_t* q;
-    const float* scale;  // of each group of 32
-    const float* sum;    // scale times the sum of q, for weights that are counted from elsewhere
-    const float* x;      // as it was, for many tokens
-    const float* sum16;  // as `sum`, of 16 columns each, in kSixteensInput
+    const float* scale;     // of each group of 32
+    const float* sum;       // scale times the sum of q, for weights that are counted from elsewhere
+    const float* x;         // as it was, for many tokens
+    const std::byte* more;  // what an input has besides
 
     FixedRow() = default;
     FixedRow(const std::byte* row, int columns) {
@@ -24,8 +24,12 @@ struct FixedRow {
         scale = reinterpret_cast<const float*>(row + blocks * 512);
         sum = scale + blocks * 8;
         x = sum + blocks * 8;
-        sum16 = x + columns;
+        more = row + fixed_nbytes(columns);
     }
+    // Of kSixteensInput: as `sum`, of 16 columns each.
+    const float* sum16() const { return reinterpret_cast<const float*>(more); }
+    // Of kFoursInput, kHalvesInput and kPlanesInput: q in bytes, 512 a block.
+    const std::int8_t* bytes() const { return reinterpret_cast<const std::int8_t*>(more); }
 };
 
 inline __m128i load16(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
@@ -66,10 +70,31 @@ inline Quarters by_fours(__m256i first, __m256i second) {
              _mm_unpacklo_epi64(rest_ab, rest_cd), _mm_unpackhi_epi64(rest_ab, rest_cd)}};
 }
 
+// q = 256 h + l in signed bytes.
+inline constexpr float kMostFixed = 127 * 256 + 127;
+
+// Eight h and eight l of 16 integers, and those of the other eight.
+inline __m256i in_bytes(__m256i q) {
+    const __m256i low = _mm256_srai_epi16(_mm256_slli_epi16(q, 8), 8);
+    return _mm256_packs_epi16(_mm256_srai_epi16(_mm256_sub_epi16(q, low), 8), low);
+}
+
+// 16 integers of a group, four for each vector of bytes: its lane of h, then of l.
+inline void put_lanes(std::int8_t* lane, __m256i q) {
+    alignas(32) std::int32_t fours[8];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(fours), in_bytes(q));
+    for (int i = 0; i < 4; ++i) {
+        const int* from = fours + i / 2 * 4 + i % 2;
+        std::memcpy(lane + i * 128, from, 4);
+        std::memcpy(lane + i * 128 + 32, from + 2, 4);
+    }
+}
+
 // Group g of a row in the order of an input. Of a nibble's inputs, groups j and j + 4 of a block
 // share vectors: their scales are then in the two halves of one.
 template <Input kInput>
-inline void put_order(std::int16_t* q, int g, __m256i first, __m256i second) {
+inline void put_order(const FixedRow& row, int g, __m256i first, __m256i second) {
+    auto* q = const_cast<std::int16_t*>(row.q);
     __m256i evens[2];
     by_evens(first, second, evens);
     if constexpr (kInput == kEvensInput) {
@@ -82,6 +107,10 @@ inline void put_order(std::int16_t* q, int g, __m256i first, __m256i second) {
         std::int16_t* at = q + g / 8 * 256 + g % 4 * 64 + g / 4 % 2 * 8;
         for (int i = 0; i < 4; ++i)
             _mm_storeu_si128(reinterpret_cast<__m128i*>(at + i * 16), quarters.of[i]);
+        const bool fours = kInput == kFoursInput;
+        std::int8_t* lane = const_cast<std::int8_t*>(row.bytes()) + g / 8 * 512 + g % 8 * 4;
+        put_lanes(lane, fours ? evens[0] : first);
+        put_lanes(lane + 64, fours ? evens[1] : second);
     }
 }
 
@@ -101,16 +130,15 @@ inline void put_group(const FixedRow& at, int g, const float* from) {
     top = _mm_max_ps(top, _mm_movehl_ps(top, top));
     const float largest = _mm_cvtss_f32(_mm_max_ss(top, _mm_movehdup_ps(top)));
     const bool sound = _mm256_movemask_ps(finite) == 255;
-    const float scale = sound ? largest / 32767.0f : std::bit_cast<float>(0x7fc00000u);
-    const __m256 inverse = _mm256_set1_ps(sound && largest > 1e-30f ? 32767.0f / largest : 0.0f);
+    const float scale = sound ? largest / kMostFixed : std::bit_cast<float>(0x7fc00000u);
+    const __m256 inverse = _mm256_set1_ps(sound && largest > 1e-30f ? kMostFixed / largest : 0.0f);
     __m256i n[4], sum = _mm256_setzero_si256();
     for (int i = 0; i < 4; ++i) {
         const __m256 q = sound ? _mm256_mul_ps(v[i], inverse) : _mm256_setzero_ps();
         n[i] = _mm256_cvtps_epi32(q);
         sum = _mm256_add_epi32(sum, n[i]);
     }
-    put_order<kInput>(const_cast<std::int16_t*>(at.q), g,
-                      _mm256_permute4x64_epi64(_mm256_packs_epi32(n[0], n[1]), 0xd8),
+    put_order<kInput>(at, g, _mm256_permute4x64_epi64(_mm256_packs_epi32(n[0], n[1]), 0xd8),
                       _mm256_permute4x64_epi64(_mm256_packs_epi32(n[2], n[3]), 0xd8));
     __m128i four = _mm_add_epi32(low_half(sum), high_half(sum));
     four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));

@@ -9,7 +9,7 @@ namespace headrace::HEADRACE_ISA {
 inline void put_sixteens(std::byte* row, int columns, int first, const float* x, int n) {
     put_fixed<kEvensInput>(row, columns, first, x, n);
     const FixedRow at(row, columns);
-    auto* sums = const_cast<float*>(at.sum16);
+    auto* sums = const_cast<float*>(at.sum16());
     const __m256i ones = _mm256_set1_epi16(1);
     for (int g = first / 32; g < (first + n + 31) / 32; ++g) {
         const __m256i s = _mm256_add_epi32(_mm256_madd_epi16(load_q(at.q + g * 32), ones),
@@ -91,7 +91,7 @@ struct FixedQ2_K : FixedBlocks256<84> {
             _mm256_mul_ps(dmin, floats_of_eight(_mm_unpackhi_epi64(minima, minima)))};
         for (int t = 0; t < T; ++t)
             for (int i = 0; i < 2; ++i)
-                less[t] = _mm256_fmadd_ps(least[i], _mm256_loadu_ps(x[t].sum16 + xb * 16 + i * 8),
+                less[t] = _mm256_fmadd_ps(least[i], _mm256_loadu_ps(x[t].sum16() + xb * 16 + i * 8),
                                           less[t]);
     }
 };

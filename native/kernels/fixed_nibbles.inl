@@ -1,19 +1,15 @@
-// Formats of 4-bit codes for `fixed_rows`: two groups of a block meet in one vector.
+// Formats of 4-bit codes for `fixed_rows` (kFoursInput, kHalvesInput).
 //
-// Groups j and j + 4 of a block lie in the two halves, and come apart into 16-bit lanes; the
-// activations (kFoursInput, kHalvesInput) have that order.
+// Codes that can be counted from zero stay bytes, and meet the bytes of the activations: eight
+// groups of a block have a lane each. Of others, groups j and j + 4 of a block lie in the two
+// halves of a vector and come apart into 16-bit lanes; the integers of the activations have that
+// order.
 
 namespace headrace::HEADRACE_ISA {
 
 struct Nibbles {
     __m256i of[4];
 };
-
-inline Nibbles nibbles(__m256i v) {
-    const __m256i low = _mm256_set1_epi16(15);
-    return {{_mm256_and_si256(v, low), _mm256_and_si256(_mm256_srli_epi16(v, 4), low),
-             _mm256_and_si256(_mm256_srli_epi16(v, 8), low), _mm256_srli_epi16(v, 12)}};
-}
 
 struct Steps {
     __m256i low, high;
@@ -80,6 +76,85 @@ inline __m256i two_groups(const std::byte* q, int j, int apart) {
                               _mm256_broadcastsi128_si256(load16(q + (j + 4) * apart)), 0xf0);
 }
 
+// 16 bytes of each of eight groups, `apart` from one to the next: a lane of 32 bits is a group.
+struct EightGroups {
+    __m256i of[4];
+    EightGroups(const std::byte* q, int apart) {
+        __m256i a[4], b[4];
+        for (int j = 0; j < 4; ++j) a[j] = two_groups(q, j, apart);
+        for (int j = 0; j < 4; j += 2) {
+            b[j] = _mm256_unpacklo_epi32(a[j], a[j + 1]);
+            b[j + 1] = _mm256_unpackhi_epi32(a[j], a[j + 1]);
+        }
+        for (int j = 0; j < 2; ++j) {
+            of[2 * j] = _mm256_unpacklo_epi64(b[j], b[j + 2]);
+            of[2 * j + 1] = _mm256_unpackhi_epi64(b[j], b[j + 2]);
+        }
+    }
+};
+
+// Codes that are what they say, and E2M1: twice its value and 12 besides, so that none is negative.
+struct PlainCodes {
+    static constexpr bool kWide = false;
+    static __m256i of(__m256i nibbles) { return nibbles; }
+};
+struct StepsAbove {
+    static constexpr bool kWide = true;  // eight products of two overflow 16 bits, four do not
+    static __m256i of(__m256i nibbles) {
+        return _mm256_shuffle_epi8(
+            _mm256_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0, 12, 13, 14,
+                             15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0),
+            nibbles);
+    }
+};
+
+// The products of one block for T tokens, a lane for each group, whose scales are w.
+template <class C, int T>
+HEADRACE_INLINE void add_lanes(const EightGroups& v, __m256 w, const FixedRow (&x)[T], int xb,
+                               __m256 (&sum)[T]) {
+    __m256i part[T][2], total[T];
+    const auto whole = [&](int t) {
+        return _mm256_add_epi32(_mm256_madd_epi16(part[t][0], _mm256_set1_epi16(256)),
+                                _mm256_madd_epi16(part[t][1], _mm256_set1_epi16(1)));
+    };
+    unrolled<4>([&](auto i) {
+        for (int n = 0; n < 2; ++n) {
+            const __m256i c = C::of(_mm256_and_si256(
+                n == 0 ? v.of[i] : _mm256_srli_epi16(v.of[i], 4), _mm256_set1_epi8(15)));
+            const bool begins = n == 0 && (i == 0 || (C::kWide && i == 2));
+            for (int t = 0; t < T; ++t)
+                for (int k = 0; k < 2; ++k) {
+                    const __m256i p = _mm256_maddubs_epi16(
+                        c, load32(x[t].bytes() + xb * 512 + (i * 2 + n) * 64 + k * 32));
+                    part[t][k] = begins ? p : _mm256_add_epi16(part[t][k], p);
+                }
+        }
+        if constexpr (C::kWide && i == 1)
+            for (int t = 0; t < T; ++t) total[t] = whole(t);
+    });
+    for (int t = 0; t < T; ++t) {
+        total[t] = C::kWide ? _mm256_add_epi32(total[t], whole(t)) : whole(t);
+        const __m256 scale = _mm256_mul_ps(w, _mm256_loadu_ps(x[t].scale + xb * 8));
+        sum[t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(total[t]), scale, sum[t]);
+    }
+}
+
+// What all codes of a block are too large by.
+template <int T>
+HEADRACE_INLINE void take_off(__m256 offset, const FixedRow (&x)[T], int xb, __m256 (&less)[T]) {
+    for (int t = 0; t < T; ++t)
+        less[t] = _mm256_fmadd_ps(offset, _mm256_loadu_ps(x[t].sum + xb * 8), less[t]);
+}
+
+// E2M1 with a scale for each group: in halves, as the offset is.
+template <int T>
+HEADRACE_INLINE void add_steps(const EightGroups& v, __m256 w, const FixedRow (&x)[T], int xb,
+                               __m256 (&sum)[T], __m256 (&less)[T]) {
+    w = _mm256_mul_ps(w, _mm256_set1_ps(0.5f));
+    add_lanes<StepsAbove>(v, w, x, xb, sum);
+    take_off(_mm256_mul_ps(w, _mm256_set1_ps(12.0f)), x, xb, less);
+}
+
 // Eight E8M0 as floats; 0 and 255 are not what their bits say.
 inline __m256 e8m0_eight(std::uint64_t bytes) {
     const __m256i e = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<std::int64_t>(bytes)));
@@ -92,7 +167,7 @@ inline __m256 e8m0_eight(std::uint64_t bytes) {
 
 struct FixedMXFP4 {
     static constexpr Input kInput = kFoursInput;
-    static constexpr bool kOffset = false, kTails = true;
+    static constexpr bool kOffset = true, kTails = true;
     static constexpr int kBlockNbytes = 8 + 128;
     const std::byte *scale, *q;
     FixedMXFP4(const std::byte* s, const std::byte* codes) : scale(s), q(codes) {}
@@ -105,21 +180,15 @@ struct FixedMXFP4 {
         std::memcpy(copy + 8, q + b * 128, n * 16);
         return {copy, copy + 8};
     }
-    struct Block {
-        const std::byte* q;
-        __m256 w;
-        Nibbles pair(int j) const { return e2m1_steps(two_groups(q, j, 16)); }
-        PerGroup scales(const float* x) const { return {_mm256_mul_ps(w, _mm256_loadu_ps(x))}; }
-    };
     template <int T>
     HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, __m256 (&sum)[T],
-                             __m256 (&)[T]) const {
-        add_nibbles(Block{q + b * 128, e8m0_eight(load_as<std::uint64_t>(scale + b * 8))}, x, xb,
-                    sum);
+                             __m256 (&less)[T]) const {
+        add_steps(EightGroups(q + b * 128, 16), e8m0_eight(load_as<std::uint64_t>(scale + b * 8)),
+                  x, xb, sum, less);
     }
     static constexpr int kStreamNbytes = 128;
     const std::byte* stream(int b) const { return q + b * kStreamNbytes; }
-    float whole() const { return 0x1p-9f; }
+    float whole() const { return 1.0f; }
 };
 
 // Sixteen E4M3 times 2^-8: as float16 bits. A NaN's stay one.
@@ -219,12 +288,6 @@ struct FixedInt4 {
             {0, 1, 2, 3, 4, 5, 6, 7}, {0, 0, 1, 1, 2, 2, 3, 3}, {0, 0, 0, 0, 1, 1, 1, 1}, {}};
         return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(kPlaces[std::min(shift, 3)]));
     }
-    struct Block {
-        const std::byte* q;
-        __m256 w;
-        Nibbles pair(int j) const { return nibbles(two_groups(q, j, 16)); }
-        PerGroup scales(const float* x) const { return {_mm256_mul_ps(w, _mm256_loadu_ps(x))}; }
-    };
     template <int T>
     HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, __m256 (&sum)[T],
                              __m256 (&less)[T]) const {
@@ -242,10 +305,8 @@ struct FixedInt4 {
             const __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(zero + first));
             zeros = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_shuffle_epi8(eight, at)));
         }
-        add_nibbles(Block{q + b * 128, w}, x, xb, sum);
-        const __m256 offset = _mm256_mul_ps(w, zeros);
-        for (int t = 0; t < T; ++t)
-            less[t] = _mm256_fmadd_ps(offset, _mm256_loadu_ps(x[t].sum + xb * 8), less[t]);
+        add_lanes<PlainCodes>(EightGroups(q + b * 128, 16), w, x, xb, sum);
+        take_off(_mm256_mul_ps(w, zeros), x, xb, less);
     }
     static constexpr int kStreamNbytes = 128;
     const std::byte* stream(int b) const { return q + b * kStreamNbytes; }
@@ -299,10 +360,8 @@ struct FixedQ4_0 : FixedBlocks32<18> {
     HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, __m256 (&sum)[T],
                              __m256 (&less)[T]) const {
         const __m256 w = gathered_halves<18>(block(b));
-        add_nibbles(Block32<nibbles, 18>{block(b) + 2, w}, x, xb, sum);
-        const __m256 eight = _mm256_mul_ps(w, _mm256_set1_ps(8.0f));
-        for (int t = 0; t < T; ++t)
-            less[t] = _mm256_fmadd_ps(eight, _mm256_loadu_ps(x[t].sum + xb * 8), less[t]);
+        add_lanes<PlainCodes>(EightGroups(block(b) + 2, 18), w, x, xb, sum);
+        take_off(_mm256_mul_ps(w, _mm256_set1_ps(8.0f)), x, xb, less);
     }
 };
 
@@ -321,19 +380,18 @@ struct FixedIQ4_NL : FixedBlocks32<18> {
 };
 
 struct FixedGgmlMXFP4 : FixedBlocks32<17> {
-    static constexpr bool kOffset = false;
+    static constexpr bool kOffset = true;
     using FixedBlocks32::FixedBlocks32;
     FixedGgmlMXFP4 tail(std::byte* copy, int b, int groups) const {
         return copy_tail(copy, b, groups), FixedGgmlMXFP4(copy);
     }
     template <int T>
     HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, __m256 (&sum)[T],
-                             __m256 (&)[T]) const {
+                             __m256 (&less)[T]) const {
         std::uint64_t scales = 0;
         for (int g = 0; g < 8; ++g) scales |= static_cast<std::uint64_t>(block(b)[g * 17]) << 8 * g;
-        add_nibbles(Block32<e2m1_steps, 17>{block(b) + 1, e8m0_eight(scales)}, x, xb, sum);
+        add_steps(EightGroups(block(b) + 1, 17), e8m0_eight(scales), x, xb, sum, less);
     }
-    float whole() const { return 0x1p-9f; }
 };
 
 }  // namespace headrace::HEADRACE_ISA

@@ -187,7 +187,7 @@ inline void strip_tile(const StripPanel& p, const FixedRow* x, int from, int gro
             }
             for (int t = 0; t < T; ++t) {
                 const F32 s = F32::set1(x[t].scale[from + g]);
-                const F32 of = F32::set1(half_offsets<C> ? x[t].sum16[2 * (from + g) + part]
+                const F32 of = F32::set1(half_offsets<C> ? x[t].sum16()[2 * (from + g) + part]
                                                          : x[t].sum[from + g]);
                 for (int v = 0; v < kStripVectors; ++v) {
                     float* at = sums + t * kStripRows + v * F32::N;

@@ -6,15 +6,14 @@
 namespace headrace::HEADRACE_ISA {
 
 // A vector of codes has two groups: eight columns of the first, as many of the second, and again
-// the columns 16 further. `place` is where group g of a block has its columns 8 i to 8 i + 7.
+// the columns 16 further; the activations' h of these come before their l. `place` is where group g
+// of a block has its columns 8 i to 8 i + 7.
 struct PlanesRow : FixedRow {
-    const std::int8_t* planes;  // of each block, h and l of a vector, then of the next
-    const float* scales;        // one for each block
+    const float* scales;  // one for each block
 
     PlanesRow() = default;
     PlanesRow(const std::byte* row, int columns) : FixedRow(row, columns) {
-        planes = reinterpret_cast<const std::int8_t*>(row + input_nbytes(kEvensInput, columns));
-        scales = reinterpret_cast<const float*>(planes + fixed_blocks(columns) * 512);
+        scales = reinterpret_cast<const float*>(more + fixed_blocks(columns) * 512);
     }
     static constexpr int vector(int half, int nibble, int odd) {
         return ((half * 2 + nibble) * 2 + odd) * 64;
@@ -33,10 +32,7 @@ inline void put_planes_block(std::int8_t* to, const float* from, float inverse) 
             n[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + g * 32 + i * 8), unit));
         for (int i = 0; i < 4; i += 2) {
             const __m256i q = _mm256_permute4x64_epi64(_mm256_packs_epi32(n[i], n[i + 1]), 0xd8);
-            const __m256i low = _mm256_srai_epi16(_mm256_slli_epi16(q, 8), 8);
-            const __m256i high = _mm256_srai_epi16(_mm256_sub_epi16(q, low), 8);
-            // [h of 8, l of 8 | the next 8 of each]
-            const __m256i bytes = _mm256_packs_epi16(high, low);
+            const __m256i bytes = in_bytes(q);
             for (int k = 0; k < 2; ++k) {
                 const __m128i eight = k == 0 ? low_half(bytes) : high_half(bytes);
                 std::int8_t* at = to + PlanesRow::place(g, i + k);
@@ -60,13 +56,12 @@ inline void put_planes(std::byte* row, int columns, int first, const float* x, i
             largest = std::max(largest, std::abs(f));
             sound = sound && std::abs(f) <= 3e38f;
         }
-        constexpr float kMost = 127 * 256 + 127;
         const int b = (first + k) / 256;
         const_cast<float*>(at.scales)[b] =
-            sound ? largest / kMost : std::bit_cast<float>(0x7fc00000u);
+            sound ? largest / kMostFixed : std::bit_cast<float>(0x7fc00000u);
         if (!sound) std::memset(block, 0, sizeof block);
-        put_planes_block(const_cast<std::int8_t*>(at.planes) + b * 512, block,
-                         sound && largest > 1e-30f ? kMost / largest : 0.0f);
+        put_planes_block(const_cast<std::int8_t*>(at.bytes()) + b * 512, block,
+                         sound && largest > 1e-30f ? kMostFixed / largest : 0.0f);
     }
 }
 
@@ -135,7 +130,7 @@ struct PlanesK {
                 const __m256i s = spread<half, nibble>(scales);
                 for (int t = 0; t < T; ++t) {
                     const std::int8_t* p =
-                        x[t].planes + xb * 512 + PlanesRow::vector(half, nibble, 0);
+                        x[t].bytes() + xb * 512 + PlanesRow::vector(half, nibble, 0);
                     const auto of = [&](int plane) {
                         return _mm256_madd_epi16(
                             _mm256_add_epi16(
