@@ -58,7 +58,7 @@ class MemoryConfig:
     block_tokens: int = 16  # tokens of one KV block
     prefix_cache: str = "on"  # keep what was computed for later requests that begin alike
     host_cache: int | None = None  # bytes of RAM for what a device's prefix cache parts with
-    anchors: str = "on"  # save recurrent states within prompts, not behind them alone
+    anchors: str = "on"  # save states within prompts, not behind them alone
 
 
 @dataclass(frozen=True, slots=True)

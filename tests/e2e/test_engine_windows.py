@@ -15,6 +15,7 @@ import torch
 from engines import load
 
 from headrace.engine.request import Request, Sampling
+from headrace.errors import CapacityError
 from headrace.models.source import open_model
 
 WINDOW, SIZE = 7, 4
@@ -126,4 +127,31 @@ def test_a_window_that_holds_the_context_is_none(model: Any) -> None:
     assert engine.status()["windows"] == []
     assert engine.status()["state_slots_total"] == 0
     assert len(engine.generate([5, 6, 7], Sampling(temperature=0, ignore_eos=True))) == WINDOW - 3
+    engine.close()
+
+
+def test_no_state_slot_is_left_to_score_with(model: Any) -> None:
+    folder, _ = model
+    engine = load(folder, **{"schedule.max_sequences": 1, "memory.prefix_cache": "off"})
+    engine.submit(Request((5, 6, 7), Sampling(temperature=0, max_tokens=9, ignore_eos=True)))
+    engine.step()
+    with pytest.raises(CapacityError, match="state slots are in use"):
+        engine.score([5, 6, 7])
+    while not engine.idle:
+        engine.step()
+    assert engine.score([5, 6, 7]).shape == (3, tiny.VOCAB)
+    engine.close()
+
+
+@pytest.mark.parametrize("placement", ["resident", "hybrid"])
+def test_saved_states_on_a_device(model: Any, placement: str) -> None:
+    folder, _ = model
+    given = {"emulated.memory": "64MiB", "schedule.max_sequences": 1}
+    engine = load(folder, device="emulated", **given, **{"experts.placement": placement})
+    assert engine.plan.state_slots.value > 1
+    greedy = Sampling(temperature=0, max_tokens=8, ignore_eos=True)
+    prompt = words(5, 60)
+    engine.generate(prompt, greedy)
+    engine.generate([*prompt, *words(6, 5)], greedy)
+    assert engine.status()["cached_tokens"] == len(prompt)
     engine.close()

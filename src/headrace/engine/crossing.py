@@ -19,7 +19,7 @@ Select = Callable[[LayerState], tuple[Tensor, ...]]  # what is copied of a layer
 
 
 class Caches(Protocol):
-    """Keys, values and recurrent state of every layer; another object after each resize."""
+    """Keys, values and state of every layer; another object after each resize."""
 
     @property
     def state(self) -> State: ...

@@ -19,7 +19,13 @@ NOBODY = RequestId(-1)
 def lent(cache: PrefixCache, limits: Limits, tokens: Sequence[int]) -> Generator[Span, None, None]:
     """Spans that are computed one by one, between two steps. Raises CapacityError."""
     need, states = -(-len(tokens) // limits.block_tokens), min(1, limits.state_slots)
-    if need > cache.spare_blocks or states > cache.spare_states:
+    if states > cache.spare_states:
+        raise CapacityError(
+            "all state slots are in use by running sequences",
+            expected="an idle engine, or more of schedule.max_sequences",
+            retry_s=1.0,
+        )
+    if need > cache.spare_blocks:
         raise CapacityError(
             f"{len(tokens)} tokens need {need} KV blocks and {cache.spare_blocks} are free",
             expected="an idle engine, or fewer tokens",

@@ -102,7 +102,8 @@ class ScriptedEngine(Engine):
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> ScriptedEngine:
-        """`state_slots`: those of a recurrent model, 0 = keys and values are all that it keeps."""
+        """`state_slots`: of a recurrent model, or one with windows; 0 = keys and values are all
+        that it keeps."""
         limits = Limits(
             vocab=vocab,
             context=context,

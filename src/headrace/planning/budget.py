@@ -26,6 +26,7 @@ class CacheNeed:
     element_bytes: int  # of keys and values
     kv_bytes: int | None = None  # None = as much as is useful and fits
     states: int = 0  # saved ones included; never fewer than sequences
+    asked: bool = False  # the context is a promise; otherwise as much of it as there is room for
 
     @property
     def most_states(self) -> int:
@@ -129,7 +130,6 @@ class DeviceNeed:
 
     cache: CacheNeed
     step_tokens: int
-    context_asked: bool  # a promise; otherwise as much as a quarter of the room holds
     workspace: int | None = None  # bytes as measured in a dry run; None = estimated
 
 
@@ -229,7 +229,7 @@ def _context_blocks(block_bytes: int, room: int, need: DeviceNeed) -> int:
     if block_bytes == 0 or cache.kv_bytes is not None:
         return _blocks(block_bytes, room, cache)
     one = -(-cache.context // cache.block_tokens)
-    if need.context_asked:
+    if cache.asked:
         if one * block_bytes > room:
             fits = room // block_bytes * cache.block_tokens
             raise CapacityError(
@@ -275,7 +275,7 @@ def _state(
     facts: ModelFacts, room: int, need: CacheNeed, *, part: int = STATE_PART
 ) -> tuple[int, int]:
     """(bytes, slots): one slot per sequence and those for saved states, in at most one part of so
-    many of the room; at least one."""
+    many of the room, and of what a promised context leaves; at least one."""
     each = need.state_bytes(facts)
     if each == 0:
         return 0, 0
@@ -284,7 +284,12 @@ def _state(
             f"the state of one sequence needs {mib(each)} and {mib(room)} are left for caches",
             fix=_smaller(facts, room, need) or "stop other programs or choose a smaller model",
         )
-    slots = max(1, min(need.most_states, room // part // each))
+    slots = min(need.most_states, room // part // each)
+    if need.asked and need.kv_bytes is None:
+        block_bytes = facts.kv_bytes_per_token(need.element_bytes) * need.block_tokens
+        promised = -(-need.context // need.block_tokens) * block_bytes
+        slots = min(slots, (room - promised) // each)
+    slots = max(1, slots)
     return slots * each, slots
 
 

@@ -59,7 +59,7 @@ def miss_curve(use: float) -> Curve:
 # measured it for all users: one conversation is found where it fits, two that alternate need both.
 REUSE = Curve(((0.0, 0.0), (1.0, 0.5), (2.0, 0.75), (4.0, 0.9), (8.0, 1.0)))
 
-# Of a returning prompt whose keys and values are held, the share that a saved recurrent state
+# Of a returning prompt whose keys and values are held, the share that a saved state
 # leads to, by states saved. An assumption too: the first keeps the end of the last turn, the next
 # ones earlier cuts of it and the ends of other conversations.
 KEPT = Curve(((0.0, 0.0), (1.0, 0.5), (2.0, 0.7), (4.0, 0.85), (8.0, 0.95), (16.0, 1.0)))

@@ -135,6 +135,7 @@ def plan_for(
         element_bytes=kv_element_bytes(dtype.value),
         kv_bytes=config.memory.kv_bytes,
         states=_saved_states(config, facts, on_cpu=device.value == "cpu"),
+        asked=config.context is not None,
     )
     experts, tier, step_tokens = None, None, _step_tokens(config)
     if device.value == "cpu":
@@ -165,7 +166,7 @@ def _in_ram(
 ) -> tuple[TierPlan | None, MemoryBudget]:
     """The CPU's memory, and which experts are in it where not all are."""
     total, free = machine.ram_total, machine.ram_free
-    need = DeviceNeed(cache, _step_tokens(config).value, config.context is not None)
+    need = DeviceNeed(cache, _step_tokens(config).value)
     if config.experts.ram is not None and facts.rows:
         return plan_tier(config, machine, facts, need)
     try:
@@ -191,7 +192,7 @@ def _on_device(
     rates = rates_of(config, machine, facts, found)
     split = decide_split(config, rates, facts)
     steps = _step_tokens(config)
-    need = DeviceNeed(cache, steps.value, config.context is not None)
+    need = DeviceNeed(cache, steps.value)
     budget = device_memory(facts, _device_free(config, machine), need)
     seats = (seat if tier is None else seat_over_disk)(config, facts, budget, split)
     plan = plan_experts(config, machine, facts, rates, split, seats)
@@ -236,8 +237,9 @@ def _worthwhile(
 ) -> tuple[ExpertsPlan, MemoryBudget]:
     """Slots that would save less than keys and values or saved states do are given to those."""
     facts = costs.facts
+    # Keys and values and states are weighed together; states alone stay as they are.
+    saving = need.cache.states > 0 and budget.kv_bytes > 0
     least = _states_of(budget, min(need.cache.sequences, budget.state_slots))
-    saving = need.cache.states > 0
     empty = with_experts(least if saving else budget, 0, plan.staging.value, kv_blocks=0)
     most = min(facts.rows, (empty.free - empty.used) // empty.slot_bytes)
     shares = worthwhile(

@@ -46,7 +46,7 @@ def kv_claim(
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """What the experts and the recurrent states get; the rest is keys and values."""
+    """What the experts and the states get; the rest is keys and values."""
 
     slots: int
     states: int

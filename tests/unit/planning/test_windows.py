@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import CapacityError
-from headrace.planning.budget import CacheNeed, plan_memory
+from headrace.planning.budget import CacheNeed, DeviceNeed, device_memory, plan_memory
 from headrace.planning.facts import KvNeed, ModelFacts, RecurrentNeed
 from headrace.planning.windows import blocks_each, windows_of
 
@@ -97,6 +97,24 @@ def test_what_would_fit_is_said_and_fits() -> None:
     more = need(fits + 512, 1)
     plan = plan_memory(wide.within(more.context), ram_total=4 * GIB, ram_free=free, need=more)
     assert plan.kv_tokens < more.context
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_saved_states_leave_room_for_a_promised_context(asked: bool) -> None:
+    half = facts(*[128, None] * 18)
+    wanted = dataclasses.replace(need(states=128), asked=asked)
+    plan = plan_memory(half, ram_total=8 * GIB, ram_free=int(6.4 * GIB), need=wanted)
+    assert (plan.kv_tokens >= wanted.context) == asked
+    assert (plan.state_slots == 128) != asked
+    assert plan.state_slots >= 16
+
+
+def test_a_promised_context_beside_the_windows_of_many_sequences() -> None:
+    wide = facts(*[4096, None] * 18)
+    asked = dataclasses.replace(need(), asked=True)
+    plan = device_memory(wide, 7 * GIB, DeviceNeed(asked, 512))
+    assert plan.kv_tokens >= asked.context
+    assert 1 <= plan.state_slots < 16
 
 
 def test_a_window_of_the_whole_context_is_none() -> None:
