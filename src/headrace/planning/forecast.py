@@ -84,7 +84,8 @@ def memory_rows(budget: MemoryBudget) -> list[tuple[str, int, str]]:
     kv = f"{budget.kv_blocks} blocks, {budget.kv_tokens} tokens"
     rows.append(("keys and values", budget.kv_bytes, kv))
     if budget.state_slots:
-        rows.append(("state", budget.state_bytes, f"{budget.state_slots} slots, saved states included"))
+        slots = f"{budget.state_slots} slots, those of saved states included"
+        rows.append(("state", budget.state_bytes, slots))
     rows.append(("reserve", budget.reserve, "for other programs"))
     rows.append(("not used", budget.free - budget.used, ""))
     return rows
