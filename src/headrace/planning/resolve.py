@@ -215,8 +215,7 @@ def _on_device(
 
 def _device_free(config: EngineConfig, machine: Machine) -> int:
     assert machine.device is not None
-    asked = config.memory.device_bytes
-    free = machine.device.memory_free
+    free, asked = machine.device.memory_free, config.memory.device_bytes
     return free if asked is None else min(free, asked)
 
 
@@ -237,8 +236,7 @@ def _worthwhile(
 ) -> tuple[ExpertsPlan, MemoryBudget]:
     """Slots that would save less than keys and values or saved states do are given to those."""
     facts = costs.facts
-    # Keys and values and states are weighed together; states alone stay as they are.
-    saving = need.cache.states > 0 and budget.kv_bytes > 0
+    saving = need.cache.states > 0 and budget.kv_bytes > 0  # states alone stay as they are
     least = _states_of(budget, min(need.cache.sequences, budget.state_slots))
     empty = with_experts(least if saving else budget, 0, plan.staging.value, kv_blocks=0)
     most = min(facts.rows, (empty.free - empty.used) // empty.slot_bytes)
