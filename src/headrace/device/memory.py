@@ -17,9 +17,6 @@ from headrace.errors import CapacityError
 POISON = 0xFF  # NaN in every float format, -1 in every integer
 _PAGE = mmap.PAGESIZE
 _HUGE = 2 << 20
-# Committed at once and touched: the first write to a huge page costs up to a millisecond, and a
-# small model's turn that saves states met eight of them. Of what is larger it is a small part.
-_TOUCHED = 16 << 20
 _NORESERVE = 0x4000 if sys.platform == "linux" else 0  # MAP_NORESERVE, which Python does not name
 
 
@@ -100,16 +97,20 @@ class ElasticRange:
         self.tensor = torch.frombuffer(self._map, dtype=torch.uint8)
         self.committed = 0
 
-    def resize(self, nbytes: int) -> None:
-        """Raises CapacityError where the device has not that much; then nothing has changed."""
+    def resize(self, nbytes: int, *, touched: int = 0) -> None:
+        """What is committed anew among the first `touched` bytes is in RAM at once, the rest when
+        it is written; with poison all of it is.
+
+        Raises CapacityError where the device has not that much; then nothing has changed.
+        """
         nbytes = -(-nbytes // _PAGE) * _PAGE
         assert 0 <= nbytes <= self.tensor.numel(), "more than was reserved"
         if nbytes >= self.committed:
             self._memory.take(nbytes - self.committed)
             if self._poison:
                 self.tensor[self.committed : nbytes] = POISON
-            elif nbytes - self.committed <= _TOUCHED:
-                self.tensor[self.committed : nbytes] = 0
+            else:
+                self.tensor[self.committed : min(nbytes, touched)] = 0
         else:
             self._map.madvise(mmap.MADV_DONTNEED, nbytes, self.committed - nbytes)
             self._memory.give(self.committed - nbytes)

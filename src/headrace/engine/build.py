@@ -31,6 +31,9 @@ from headrace.planning.elastic import HOST_GROWTH
 from headrace.planning.trace import TraceModel
 
 AnyDevice = CpuDevice | EmulatedDevice
+# Of recurrent states. The first write to a huge page costs up to a millisecond, and a small model's
+# turn that saves states met eight of them; beside a turn of a larger one that is little.
+TOUCHED = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,7 @@ def _pools(opening: Opening, device: AnyDevice) -> Pools:
         sizes_of(limits, limits.blocks, limits.state_slots),
         sizes_of(limits, most, states),
         _kv_dtype(opening),
+        touched=TOUCHED,
     )
 
 

@@ -1,8 +1,8 @@
 """The tensors behind block and state-slot numbers: elastic ranges, one or two per layer.
 
-Addresses never move. Nothing is initialised here, so pages that no sequence reached are never
-touched: a KV slot is written before it is read, and recurrent state is zeroed when a sequence
-begins.
+Addresses never move. Nothing is initialised here: a KV slot is written before it is read, and
+recurrent state is zeroed when a sequence begins. So pages that no sequence reached are not in RAM,
+but for those of the first few recurrent states where that is asked for.
 """
 
 from __future__ import annotations
@@ -85,10 +85,18 @@ class Pools:
         sizes: Sizes,
         most: Sizes,
         kv_dtype: torch.dtype,
+        *,
+        touched: int = 0,
     ) -> None:
-        """Raises CapacityError where the device, or the system, refuses the memory."""
+        """`touched`: bytes of recurrent states, those of the lowest slots, that are in RAM at once;
+        besides, what is left of a huge page for each tensor.
+
+        Raises CapacityError where the device, or the system, refuses the memory.
+        """
         self._device, self._most, self._kv_dtype = device, most, kv_dtype
         self._needs = tuple(needs)
+        each = sum(_state_bytes(need) for need in needs)
+        self._touched_states = touched // each if each else 0
         self._pools = [self._make(need) for need in needs]
         self._commit(sizes)
 
@@ -126,7 +134,10 @@ class Pools:
                 for pool in pools:
                     assert need is not None
                     done.append((pool, pool.memory.committed))
-                    pool.memory.resize(sizes.of(need) * pool.entry_bytes)
+                    ready = self._touched_states if isinstance(need, RecurrentNeed) else 0
+                    pool.memory.resize(
+                        sizes.of(need) * pool.entry_bytes, touched=ready * pool.entry_bytes
+                    )
         except CapacityError:
             for pool, nbytes in done:
                 pool.memory.resize(nbytes)
@@ -155,6 +166,13 @@ class Pools:
         if isinstance(need, KvNeed):
             return KvPool(first, second, need.window)
         return RecurrentPool(first, second)
+
+
+def _state_bytes(need: StateNeed | None) -> int:
+    """Of one recurrent state."""
+    if not isinstance(need, RecurrentNeed):
+        return 0
+    return (prod(need.matrix) + prod(need.conv)) * torch.float32.itemsize
 
 
 def _move(tensor: Tensor, moves: Mapping[int, int], entries: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from headrace.formats.packed import Packed, Weight, code_of, decode
+from headrace.formats.packed import Packed, Weight, decode
 from headrace.models.spec import Moe
 from headrace.ops.table import Activation, ExpertRows, Linear
 from headrace.weights.views import Tensors
@@ -47,7 +47,7 @@ class Scope:
 
     def experts(self, moe: Moe) -> ExpertRows:
         """The routed experts of this layer."""
-        gate, up, down = (_one_format(self._stack(f"experts.{kind}")) for kind in KINDS)
+        gate, up, down = (self._stack(f"experts.{kind}") for kind in KINDS)
         return replace(self.frame(moe), gate=gate, up=up, down=down)
 
     def frame(self, moe: Moe) -> ExpertRows:
@@ -69,12 +69,3 @@ class Scope:
         if isinstance(first, Packed) or first.dim() != (2 if name.endswith(".bias") else 3):
             return list(pieces)
         return list(first.unbind(0))
-
-
-def _one_format(experts: list[Weight]) -> list[Weight]:
-    """Kernels read one format of each kind; where experts differ in it, they are widened to
-    float32.
-    """
-    if len({code_of(w) for w in experts}) == 1:
-        return experts
-    return [decode(w) for w in experts]

@@ -22,7 +22,7 @@ from headrace.weights.plan import WeightPlan
 
 PAGE = 4096
 DEPTH, PIECE_BYTES = 8, 2 << 20  # of reads at once; 1 to 4 MiB and 8 to 16 reads are all as fast
-SMALL_BYTES = 1 << 20  # below it, an arena of its own saves less than it costs
+SMALL_BYTES = 1 << 20  # an arena of less saves less than it costs
 Progress = Callable[[int, int], None]  # done bytes, total bytes
 
 
@@ -36,6 +36,10 @@ class _Block:
         default_factory=list
     )  # file offset, bytes, arena offset
     tensors: list[tuple[StoredTensor, int]] = field(default_factory=list)
+
+    @property
+    def large(self) -> bool:
+        return self.cursor >= SMALL_BYTES
 
     def add(self, tensor: StoredTensor) -> None:
         if self.ranges:
@@ -61,8 +65,8 @@ def _page_up(n: int) -> int:
 class Reading:
     """A background read of all that `plan` wants; starts at once.
 
-    Large tensors that will be copied get arenas of their own, so that each is returned when its
-    copy is made.
+    Tensors that will be copied get arenas of their own, small ones a few together, so that each
+    is returned when its copies are made.
     """
 
     def __init__(self, plan: WeightPlan) -> None:
@@ -147,7 +151,9 @@ class Reading:
             self._packed[id(piece)] = at
 
         coming: Staged | None = None
-        for batch in (*batches(self._plan.packed), None):
+        widened = batches(self._plan.packed_of(widened=True))  # whose tiles are not kept
+        kept = batches(self._plan.packed_of(widened=False))
+        for batch in (*widened, *kept, None):
             now, coming = coming, None
             if batch is not None and not self._cancelled:
                 coming = Staged(batch)
@@ -160,17 +166,20 @@ class Reading:
 
 def _blocks(plan: WeightPlan) -> list[_Block]:
     blocks: list[_Block] = []
-    shared: _Block | None = None
+    kept: _Block | None = None
+    copied: _Block | None = None
     for tensor in plan.stored:
         if tensor.nbytes == 0:
             continue
-        if tensor.name in plan.copied and tensor.nbytes >= SMALL_BYTES:
-            own = _Block(tensor.file)
-            own.add(tensor)
-            blocks.append(own)
+        if tensor.name in plan.copied:
+            large = tensor.nbytes >= SMALL_BYTES
+            if copied is None or copied.file != tensor.file or large or copied.large:
+                copied = _Block(tensor.file)
+                blocks.append(copied)
+            copied.add(tensor)
             continue
-        if shared is None or shared.file != tensor.file:
-            shared = _Block(tensor.file)
-            blocks.append(shared)
-        shared.add(tensor)
+        if kept is None or kept.file != tensor.file:
+            kept = _Block(tensor.file)
+            blocks.append(kept)
+        kept.add(tensor)
     return blocks

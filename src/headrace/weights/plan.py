@@ -28,7 +28,7 @@ class WeightPlan:
 
     pieces: Mapping[str, tuple[AnyPiece, ...]]
     stored: tuple[StoredTensor, ...]  # read as they are, by file and offset
-    copied: frozenset[str]  # stored names of which at least one piece must be copied
+    copied: frozenset[str]  # stored names of which at least one piece is copied, or widened
 
     @property
     def total_bytes(self) -> int:
@@ -46,17 +46,27 @@ class WeightPlan:
     @property
     def packed(self) -> tuple[PackedPiece, ...]:
         """Pieces that are packed while they are read."""
+        return self.packed_of(widened=False) + self.packed_of(widened=True)
+
+    def packed_of(self, *, widened: bool) -> tuple[PackedPiece, ...]:
+        """Those whose tiles are widened and then given back, or those that stay."""
         return tuple(
             piece
             for group in self.pieces.values()
+            if _mixed(group) == widened
             for piece in group
             if isinstance(piece, PackedPiece)
         )
 
+    @property
+    def widened(self) -> frozenset[str]:
+        """Canonical names whose pieces have several formats: float32 in memory."""
+        return frozenset(name for name, group in self.pieces.items() if _mixed(group))
+
     def nbytes(self, name: str) -> int:
-        """Bytes of a canonical tensor in memory. Pieces of several formats are widened there."""
+        """Bytes of a canonical tensor in memory."""
         pieces = self.pieces[name]
-        if len({piece.format for piece in pieces}) > 1:
+        if _mixed(pieces):
             return self.weights(name) * FLOAT32.element_bytes
         return sum(piece.nbytes for piece in pieces)
 
@@ -71,6 +81,10 @@ class WeightPlan:
             for piece in group:
                 weighed[piece.format.name] += piece.nbytes
         return weighed
+
+
+def _mixed(group: Sequence[AnyPiece]) -> bool:
+    return len({piece.format for piece in group}) > 1
 
 
 class _Found:
@@ -151,7 +165,7 @@ def plan_weights(
         p.stored.name
         for group in pieces.values()
         for p in group
-        if isinstance(p, Piece) and not p.in_place
+        if isinstance(p, Piece) and not (p.in_place and (p.format == FLOAT32 or not _mixed(group)))
     }
     ordered = sorted(found.used.values(), key=lambda t: (t.file, t.offset))
     return WeightPlan(pieces, tuple(ordered), frozenset(copied))

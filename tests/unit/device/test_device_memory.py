@@ -84,16 +84,21 @@ def test_a_range_shrinks_and_grows_in_place() -> None:
     memory.close()
 
 
-def test_what_is_small_is_in_ram_at_once_and_what_is_large_when_it_is_written() -> None:
+def test_what_is_touched_is_in_ram_at_once_and_the_rest_when_it_is_written() -> None:
     memory = DeviceMemory(256 * MIB)
-    small, large = (memory.range(128 * MIB, poison=False) for _ in range(2))
+    held, other = (memory.range(128 * MIB, poison=False) for _ in range(2))
     before = resident()
-    small.resize(12 * MIB)
-    assert resident() - before > 11 * MIB
-    assert not small.tensor[: 12 * MIB : 4093].any()
-    before = resident()
-    large.resize(100 * MIB)
-    assert resident() - before < 8 * MIB
+    other.resize(12 * MIB)
+    assert resident() - before < 2 * MIB
+    held.resize(8 * MIB, touched=20 * MIB)
+    assert 7 * MIB < resident() - before < 12 * MIB
+    assert not held.tensor[: 8 * MIB : 4093].any()
+    held.tensor[:100] = 7
+    held.resize(100 * MIB, touched=20 * MIB)
+    assert 19 * MIB < resident() - before < 24 * MIB
+    held.resize(120 * MIB, touched=20 * MIB)
+    assert resident() - before < 24 * MIB
+    assert held.tensor[:100].tolist() == [7] * 100
     memory.close()
 
 

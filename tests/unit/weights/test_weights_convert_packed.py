@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from pathlib import Path
 
 import ftw_folders
@@ -21,6 +23,7 @@ from headrace.experts.bank import tensors_of
 from headrace.formats import format as formats
 from headrace.formats.words import format_of, word_of
 from headrace.models.source import open_model
+from headrace.weights.arena import Arena
 from headrace.weights.ftw_index import parse
 from headrace.weights.verify import verify_ftw
 
@@ -157,24 +160,37 @@ def test_gptq_whose_groups_are_columns_from_anywhere(tmp_path: Path) -> None:
 
 
 def test_experts_of_one_layer_in_several_formats_are_planned_as_they_will_lie(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = built(
         tmp_path / "source", "qwen3_moe",
         hidden_size=64, moe_intermediate_size=96, num_attention_heads=4, head_dim=32,
     )  # fmt: skip
     tensors = load_file(folder / "model.safetensors")
-    for name in [n for n in tensors if ".experts.1." in n and "layers.0" in n]:
+    for name in [n for n in tensors if "layers.0" in n and (".experts.1." in n or "q_proj" in n)]:
         parts, _ = quantised.QUANTISE["int4"](tensors.pop(name).float())
         tensors |= {name.removesuffix(".weight") + end: part for end, part in parts.items()}
     quantise(folder, tensors, quantised.CONFIG["int4"])
-    mixed, alike = open_model(folder).facts.expert_bytes
+    facts = open_model(folder).facts
+    mixed, alike = facts.expert_bytes
     assert (mixed, alike) == (4 * 3 * 64 * 96, 2 * 3 * 64 * 96)
+    arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
+    made = Arena.__init__
+
+    def watched(self: Arena, nbytes: int) -> None:
+        made(self, nbytes)
+        arenas.add(self)
+
+    monkeypatch.setattr(Arena, "__init__", watched)
     engine = load(folder)
+    gc.collect()
     rows = engine.live._built.placement._rows(0)
     held = sum(t.numel() * t.element_size() for t in tensors_of(rows, 0))
+    # Of several formats, none lies in an arena as well.
+    every = sum(arena.nbytes for arena in arenas) + facts.experts[0] * held
     engine.close()
     assert held == mixed
+    assert abs(every - facts.total_bytes) < 16384, (every, facts.total_bytes)
     with pytest.raises(CheckpointError, match="one number format"):
         ftw_folders.converted(folder, tmp_path / "made")
 
