@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import uuid
 from collections.abc import Iterator, Sequence
 
@@ -195,12 +196,24 @@ def _fold(message: Json, data: Json) -> None:
 
 
 def _arguments(text: str | Json) -> Json:
-    """Of a call that was cut off nothing certain is known."""
+    """Of a call that was cut off, or that is no JSON, nothing certain is known."""
+    if not isinstance(text, str):
+        return text
     try:
-        value = json.loads(text) if isinstance(text, str) else text
-    except ValueError:
+        value = json.loads(text, parse_float=_finite, parse_constant=_refuse)
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _finite(text: str) -> float:
+    """A number beyond all floats is the largest: the reply's JSON has no infinity."""
+    most = sys.float_info.max
+    return min(max(float(text), -most), most)
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is not JSON")
 
 
 def rename(field: str) -> str:

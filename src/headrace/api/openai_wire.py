@@ -239,7 +239,7 @@ def chat_logprobs(logprobs: tuple[Logprob, ...] | list[Logprob], tokenizer: Toke
 
 def finite(logprob: float) -> float:
     """JSON has no infinity: an impossible token counts as -9999, as the OpenAI API has it."""
-    return max(logprob, -9999.0)
+    return max(-9999.0, logprob)  # in this order no number counts so, too
 
 
 class CompletionChunks:

@@ -12,6 +12,7 @@ from headrace.chat.detokenizer import Detokenizer
 from headrace.chat.stops import StopScanner
 from headrace.chat.tokenizer import Tokenizer
 from headrace.chat.tools.core import new_call_id
+from headrace.chat.tools.whole_text import WholeText
 from headrace.chat.types import (
     ChatEvent,
     ReasoningDelta,
@@ -59,6 +60,7 @@ class HarmonyReader:
         self._calls = calls
         self._new_id = new_id
         self._count = 0
+        self._arguments = WholeText()
         self._header: str | None = None if in_body else ""  # None = inside a body
         self._kind = "text"  # of the body: text, thinking or call
         self.reasoning_tokens = 0
@@ -110,6 +112,7 @@ class HarmonyReader:
         if recipient and self._calls:
             self._kind = "call"
             self._count += 1
+            self._arguments = WholeText()
             return [ToolCallStart(self._count - 1, self._new_id(), recipient[1])]
         self._kind = "thinking" if "analysis" in header.split() else "text"
         return []
@@ -121,7 +124,7 @@ class HarmonyReader:
         if not text:
             return []
         if self._kind == "call":
-            return [ToolCallDelta(self._count - 1, text)]
+            return self._more(self._arguments.feed(text))
         if self._kind == "thinking":
             return [ReasoningDelta(text)]
         out = self._stops.feed(text)
@@ -131,6 +134,9 @@ class HarmonyReader:
         if self._header is not None:
             return []
         if self._kind == "call":
-            return [ToolCallEnd(self._count - 1)]
+            return [*self._more(self._arguments.finish()), ToolCallEnd(self._count - 1)]
         held = self._stops.finish()
         return [TextDelta(held)] if held else []
+
+    def _more(self, arguments: str) -> list[ChatEvent]:
+        return [ToolCallDelta(self._count - 1, arguments)] if arguments else []

@@ -105,8 +105,9 @@ def test_pieces_of_calls_are_put_together():
     assert (answer.text, answer.finish) == ("t", "tool_calls")
 
 
-def test_impossible_tokens_stay_valid_json_and_control_tokens_have_no_bytes():
-    table = chat_logprobs([Logprob(END, float("-inf"))], TOKENIZER)["content"][0]
+@pytest.mark.parametrize("value", ["-inf", "nan"])
+def test_impossible_tokens_stay_valid_json_and_control_tokens_have_no_bytes(value):
+    table = chat_logprobs([Logprob(END, float(value))], TOKENIZER)["content"][0]
     assert table["logprob"] == -9999.0
     assert table["bytes"] is None
     assert table["token"] == "<|im_end|>"

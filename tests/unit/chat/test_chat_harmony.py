@@ -1,5 +1,7 @@
 """Answers in channels, and grammars for them."""
 
+import json
+
 import pytest
 import tokenizers
 from chat_masks import FIRST, SCHEMA, USER, accepts
@@ -127,3 +129,11 @@ def test_grammars(harmony):
     answer = ANSWER.replace("Yes.\n", '{"n": 1, "kind": "dry"}')
     assert outcome(THOUGHT + answer, **form) is True
     assert outcome(ANSWER, **form).endswith("<|message|>")
+
+
+def test_half_a_surrogate_pair_in_a_call(harmony):
+    body = '{"x": "\\ud83d\\ude42 \\ud83d"}'
+    head = CALL[: CALL.index("<|message|>") + len("<|message|>")]
+    events, _ = read(harmony, head + body)
+    ((_, _, arguments),) = plain_events(events)
+    assert json.loads(arguments) == {"x": "🙂 \ufffd"}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from headrace.chat.marks import Mark, Piece
 from headrace.chat.tools.body import CallBody, Syntax
+from headrace.chat.tools.whole_text import WholeText, whole_text
 from headrace.chat.types import (
     ChatEvent,
     TextDelta,
@@ -40,6 +41,7 @@ class CallReader:
         self._new_id = new_id
         self._count = 0
         self._body: CallBody | None = None
+        self._arguments = WholeText()
         self._raw: list[str] = []  # the call so far, until it is certain to be one
         self.in_call = False  # then every piece belongs here, thinking marks too
         self._started = False
@@ -149,13 +151,18 @@ class CallReader:
         if not self._started:
             self._started, self._raw = True, []
             events.append(self._start(body.name))
-        if text := body.take():
-            events.append(ToolCallDelta(self._count - 1, text))
-        return events
+        return events + self._more(self._arguments.feed(body.take()))
 
     def _start(self, name: str) -> ToolCallStart:
         self._count += 1
-        return ToolCallStart(self._count - 1, self._new_id(), name)
+        self._arguments = WholeText()
+        return ToolCallStart(self._count - 1, self._new_id(), whole_text(name))
+
+    def _more(self, arguments: str) -> list[ChatEvent]:
+        return [ToolCallDelta(self._count - 1, arguments)] if arguments else []
+
+    def _end(self) -> list[ChatEvent]:
+        return [*self._more(self._arguments.finish()), ToolCallEnd(self._count - 1)]
 
     def _close(self, mark: Mark | None, *, cut: bool) -> list[ChatEvent]:
         body = self._body
@@ -163,12 +170,10 @@ class CallReader:
             body.end(cut=cut)
         if body is None or body.failed or body.name is None or self._refused(body):
             return self._spill(mark)
-        events = self._progress()
-        events.append(ToolCallEnd(self._count - 1))
+        events = self._progress() + self._end()
         for name, arguments in body.more:
             events.append(self._start(name))
-            events.append(ToolCallDelta(self._count - 1, arguments))
-            events.append(ToolCallEnd(self._count - 1))
+            events += self._more(self._arguments.feed(arguments)) + self._end()
         self.in_call, self._after = False, True
         self._body = None
         return events

@@ -184,9 +184,13 @@ def _object_text(text: str) -> str | None:
         return "{}"
     if isinstance(value, str):
         try:
-            inner = json.loads(value) if value.strip() else {}
+            inner = json.loads(value, parse_constant=_refuse) if value.strip() else {}
         except (ValueError, RecursionError):
             return None
         if isinstance(inner, dict):
             return value.strip() or "{}"
     return None
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is not JSON")

@@ -101,14 +101,14 @@ def _json_call(entry: Any) -> tuple[str, str]:
         arguments = json.loads(arguments or "{}")
     if arguments is not None and not isinstance(arguments, dict):
         raise ValueError("not an object of arguments")
-    return name, json.dumps(arguments or {}, ensure_ascii=False)
+    return name, json.dumps(arguments or {}, ensure_ascii=False, allow_nan=False)
 
 
 def _keyed_call(entry: Any) -> tuple[str, str]:
     ((name, arguments),) = entry.items() if isinstance(entry, dict) else ((None, None),)
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         raise ValueError("not a call")
-    return name, json.dumps(arguments, ensure_ascii=False)
+    return name, json.dumps(arguments, ensure_ascii=False, allow_nan=False)
 
 
 def _python_call(node: ast.expr) -> tuple[str, str]:
