@@ -9,7 +9,13 @@ from __future__ import annotations
 import json
 import re
 
-from headrace.chat.tools.regex_text import char_in_json, regex_in_json
+from headrace.chat.tools.regex_text import (
+    ESCAPED,
+    Escapes,
+    char_in_json,
+    regex_escapes,
+    regex_in_json,
+)
 from headrace.errors import RequestError
 
 _STRING = r'"(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|[^"\\\x00-\x1f\x7f])*"'
@@ -28,6 +34,10 @@ _IMPORT = re.compile(
     r"%import\s+common\s*(?:\.\s*(?P<name>\w+)\s*(?:->\s*(?P<alias>\w+))?|\((?P<names>[\w\s,]+)\))"
     r"\s*(?:(?:\#|//).*)?"
 )
+# Of a grammar without its literals (NUL stands for one): where the definition of a name begins,
+# and a terminal's right side that is nothing but a choice of terminals.
+_HEAD = re.compile(r"\b(\w+)(?:\.-?\d+)?(\[[^\]]*\])?\s*:")
+_CHOICE = re.compile(r"[\s|]*(?:\0|\w+)(?:\s*\|\s*(?:\0|\w+))*\s*")
 _NUMBER = r"[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?|\.[0-9]+([eE][+-]?[0-9]+)?"
 _FLOAT = r"[0-9]+[eE][+-]?[0-9]+|([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
 # What `%import common.NAME` means.
@@ -77,6 +87,59 @@ def lark_in_json(grammar: str, field: str) -> str:
     what cannot be rewritten."""
     checked_lark(grammar, field)
     return "".join(_rewritten(token, field) for token in _TOKEN.finditer(grammar))
+
+
+def exact_in_json(grammar: str, field: str) -> bool:
+    """Whether `lark_in_json` surely accepts every text of `grammar`. Errors as there.
+
+    A terminal takes in all it can: one that may go on with an escape takes the backslash of any
+    escape, and then a text in which the next terminal begins there does not fit. That cannot be
+    where no terminal begins with an escape, or none goes on with one, or only runs of a class that
+    has every character with which one may begin.
+    """
+    escapes: list[Escapes] = []
+    skeleton: list[str] = []
+    for token in _TOKEN.finditer(grammar):
+        kind = token.lastgroup
+        escapes += _escapes(token, field)
+        skeleton.append({"plain": token.group(), "ignore": "\n_IGNORED:"}.get(kind or "", "\0"))
+        if kind in ("comment", "import"):
+            skeleton[-1] = "\n" if kind == "comment" else "\n_imported:"
+    first = frozenset[str]().union(*(found.first for found in escapes))
+    if not first and not any(found.later for found in escapes):
+        return True
+    parts = _HEAD.split("".join(skeleton))
+    names, attributes, bodies = parts[1::3], parts[2::3], parts[3::3]
+    terminals = (
+        body
+        for name, attribute, body in zip(names, attributes, bodies, strict=True)
+        if attribute or name.lstrip("_")[:1].isupper()
+    )
+    composed = any(_CHOICE.fullmatch(body) is None for body in terminals)
+    if composed or any(sign in part for part in skeleton for sign in "&~"):
+        return False
+    return not first or all(
+        not found.later or (found.run and first <= found.later) for found in escapes
+    )
+
+
+def _escapes(token: re.Match[str], field: str) -> list[Escapes]:
+    """Of the terminals that the token is."""
+    text = token.group()
+    match token.lastgroup:
+        case "range":
+            low, high = (json.loads(found) for found in re.findall(_STRING, text))
+            return [Escapes(frozenset(c for c in ESCAPED if low <= c <= high))]
+        case "string":
+            value = json.loads(text.removesuffix("i"))
+            return [Escapes(ESCAPED & set(value[:1]), ESCAPED & set(value[1:]))]
+        case "regexp":
+            pattern, flags = text[1:].rsplit("/", 1)
+            return [regex_escapes(pattern, flags, field)]
+        case "import":
+            names = set(re.findall(r"\w+", text)) & COMMON.keys()
+            return [regex_escapes(COMMON[name], "", field) for name in sorted(names)]
+    return []
 
 
 def _rewritten(token: re.Match[str], field: str) -> str:

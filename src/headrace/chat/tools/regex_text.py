@@ -83,6 +83,55 @@ def regex_in_json(pattern: str, flags: str, field: str) -> str:
     return "".join(out)
 
 
+@dataclass(frozen=True, slots=True)
+class Escapes:
+    """Of a terminal: the characters that JSON escapes with which it may begin, and those with which
+    it may go on. `run`: it is characters of one class, so it may go on with the ones as well as
+    with the others."""
+
+    first: frozenset[str] = _NONE
+    later: frozenset[str] = _NONE
+    run: bool = False
+
+
+def regex_escapes(pattern: str, flags: str, field: str) -> Escapes:
+    """What the expression may hold; rather too much than too little. Errors as `regex_in_json`."""
+    held, signs = list[frozenset[str]](), list[str]()
+    at = 0
+    while at < len(pattern):
+        if pattern[at] == "[":
+            at, members = _class(pattern, at + 1, field)
+            held.append(members.escaped)
+            continue
+        found = _PIECE.match(pattern, at)
+        assert found is not None
+        at = found.end()
+        if found.lastgroup == "sign":
+            signs.append(found.group())
+        elif found.lastgroup not in ("open", "close", "flags"):
+            held.append(_escaped_of(found, dotall="s" in flags or "(?" in pattern))
+    together = frozenset[str]().union(*held)
+    one_class = len(held) == 1 and "(?" not in pattern
+    if one_class and signs in ([], ["?"]):
+        return Escapes(together)
+    run = one_class and len(signs) == 1 and signs[0] not in "|^$"
+    return Escapes(together, together, run)
+
+
+def _escaped_of(found: re.Match[str], *, dotall: bool) -> frozenset[str]:
+    text = found.group()
+    match found.lastgroup:
+        case "dot":
+            return ESCAPED if dotall else ESCAPED - {"\n"}
+        case "kind":
+            return _kind(text).escaped
+        case "hex":
+            text = chr(min(int(re.sub(r"[\\xuU{}]", "", text), 16), 0x10FFFF))
+        case "escape":
+            text = _CHARS.get(text[1], text[1])
+    return ESCAPED & {text}
+
+
 def _piece(found: re.Match[str], dotall: list[bool], field: str) -> str:
     text = found.group()
     match found.lastgroup:

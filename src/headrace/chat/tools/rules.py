@@ -11,7 +11,7 @@ from typing import Any
 import llguidance
 
 from headrace.chat.schema_text import checked_schema
-from headrace.chat.tools.lark_text import checked_lark, lark_in_json
+from headrace.chat.tools.lark_text import checked_lark, exact_in_json, lark_in_json
 from headrace.chat.tools.schema import resolved, schema_types
 from headrace.chat.types import TextInput
 
@@ -72,10 +72,13 @@ class Rules:
         return self.add(name, f"%json {checked_schema(schema, where, guidance)}")
 
     def input_json(self, name: str, grammar: TextInput) -> str:
-        """A JSON string whose text `grammar` accepts."""
+        """A JSON string whose text `grammar` accepts; of a Lark grammar that has no exact form
+        inside JSON, any string."""
         if grammar.kind == "regex":
             schema = {"type": "string", "pattern": f"^(?:{grammar.pattern})$"}
             return self.json(name, schema, grammar.field, strict=True)
+        if not exact_in_json(grammar.pattern, grammar.field):
+            return self.json(name, {"type": "string"}, grammar.field, strict=True)
         text = self._grammar(name, lark_in_json(grammar.pattern, grammar.field))
         return rf'"\"" {text} "\""'
 
