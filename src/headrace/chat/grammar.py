@@ -15,6 +15,7 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.chat.depth import check_rules
 from headrace.chat.schema_text import checked_schema
 from headrace.chat.style import Delimiter, Style, is_mark
 from headrace.chat.tokenizer import Tokenizer
@@ -196,9 +197,11 @@ def _constraint(
     tokenizer: Tokenizer, lines: list[str], grammars: list[dict[str, str]], field: str
 ) -> GrammarConstraint:
     main = "\n".join(lines) + "\n"
-    grammar = json.dumps({"grammars": [{"lark_grammar": main}, *grammars]})
+    for text in (main, *(grammar["lark_grammar"] for grammar in grammars)):
+        check_rules(text, field)
+    made = json.dumps({"grammars": [{"lark_grammar": main}, *grammars]})
     limits = llguidance.LLParserLimits(verbose_errors=False, initial_lexer_fuel=MAX_LEXER_FUEL)
-    matcher = llguidance.LLMatcher(_vocabulary(tokenizer), grammar, log_level=0, limits=limits)
+    matcher = llguidance.LLMatcher(_vocabulary(tokenizer), made, log_level=0, limits=limits)
     # The first mask does the lexer's slow preparation: here, not in the thread that drives steps.
     if not matcher.is_error():
         matcher.compute_bitmask()

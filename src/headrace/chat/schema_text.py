@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from headrace.chat.depth import check_references
 from headrace.errors import RequestError
 
 MAX_SCHEMA_CHARS = 1 << 18
@@ -15,13 +16,15 @@ MAX_SCHEMA_DEPTH = 128
 def checked_schema(schema: Any, field: str, guidance: Mapping[str, Any]) -> str:
     """JSON of `schema` with llguidance's options added.
 
-    Raises RequestError naming `field` if it is no schema, too large, too deep, or not JSON.
+    Raises RequestError naming `field` if it is no schema, too large, too deep (behind
+    references as well), or not JSON.
     """
     if not isinstance(schema, Mapping):
         raise RequestError(
             f"a schema of type {type(schema).__name__}", field=field, expected="a JSON object"
         )
     check_depth(schema, field)
+    check_references(schema, field)
     try:
         text = json.dumps({**schema, "x-guidance": dict(guidance)}, allow_nan=False)
     except (TypeError, ValueError) as error:
