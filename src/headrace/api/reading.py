@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from headrace.chat.detokenizer import Detokenizer
 from headrace.chat.stops import StopScanner
 from headrace.chat.tokenizer import Tokenizer
-from headrace.chat.types import ChatEvent, TextDelta, ToolCallStart
+from headrace.chat.types import ChatEvent, TextDelta, ToolCallEnd, ToolCallStart
 from headrace.engine.request import Finish, Logprob, RequestId, TokenEvent
 from headrace.errors import DeviceError
 
@@ -163,7 +163,11 @@ class Choice:
         if event.finish is None:
             self.cancel()
         self._ended = True
-        out += self._delta(self._reader.finish(), flush=True)
+        last = self._reader.finish()
+        if event.finish is Finish.LENGTH:
+            # What its own mark ended came before. Half a command must not be run.
+            last = [replace(e, cut=True) if isinstance(e, ToolCallEnd) else e for e in last]
+        out += self._delta(last, flush=True)
         out.append(Ended(self.index, self._reason(event.finish), self._reader.stop_text))
         return out
 

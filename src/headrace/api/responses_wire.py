@@ -77,8 +77,8 @@ class Output:
                     yield from self._begin(self._call(call_id, name))
                 case ToolCallDelta(_, arguments):
                     yield from self._more(arguments, [])
-                case ToolCallEnd():
-                    yield from self.close("completed")
+                case ToolCallEnd(_, cut):
+                    yield from self.close("incomplete" if cut else "completed")
 
     def close(self, status: Status) -> Iterator[Json]:
         if self._open is not None:

@@ -142,6 +142,7 @@ class ToolCallDelta:
 @dataclass(frozen=True, slots=True)
 class ToolCallEnd:
     index: int
+    cut: bool = False  # the answer ran out of tokens within the call
 
 
 ChatEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | ToolCallEnd

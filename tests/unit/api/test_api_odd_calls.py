@@ -84,3 +84,26 @@ def test_a_number_that_json_does_not_have(name: str, number: str, tmp_path: Path
         for path, body in PATHS.items():
             posted(server.url, path, body)
             posted(server.url, path, {**body, "stream": True})
+
+
+@pytest.mark.parametrize("kind", ["function", "custom"])
+def test_a_call_without_its_end_is_incomplete(kind: str, tmp_path: Path) -> None:
+    said = '<tool_call>\n{"name": "run", "arguments": {"input": "rm -r /tmp/old"}}\n</tool_call>'
+    tool = {"type": kind, "name": "run"}
+    body = {"input": "hi", "tools": [tool]}
+    with scripted_server(
+        tmp_path, lambda _: said, renderer=renderer_of(FAMILIES["hermes"])
+    ) as server:
+        whole = posted(server.url, "/v1/responses", body)
+        length = len(said) - len("<tool_call></tool_call>") + 2
+        assert whole["output"][0]["status"] == "completed"
+        cut = posted(server.url, "/v1/responses", {**body, "max_output_tokens": length - 15})
+        ended = posted(server.url, "/v1/responses", {**body, "max_output_tokens": length})
+        frames = posted(
+            server.url, "/v1/responses", {**body, "max_output_tokens": length - 15, "stream": True}
+        )
+    assert cut["status"] == "incomplete"
+    assert cut["output"][0]["status"] == "incomplete"
+    assert ended["output"][0]["status"] == "completed"
+    (done,) = [one for one in frames if one["type"] == "response.output_item.done"]
+    assert done["item"]["status"] == "incomplete"
