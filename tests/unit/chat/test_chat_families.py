@@ -240,3 +240,19 @@ def test_marks_that_a_template_puts_together_are_found():
     assert style.think is not None
     assert style.think.close.text == "</think:opensource>"
     assert style.call.open.token is not None
+
+
+@pytest.mark.parametrize("name", ["gigachat", "llama"])
+def test_an_object_tells_where_its_call_ends(name):
+    renderer = RENDERERS[name, False]
+    mark, key = renderer.style.call.open.text, "arguments" if name == "gigachat" else "parameters"
+    call = f'{mark}{{"name": "edit", "{key}": {{"path": "x"}}}}'
+    for text in (f"{call} And more.", f'{mark}{{"{key}": {{"path": "x"}}, "name": "edit"}}. More.'):
+        events = events_of(renderer, text)
+        assert calls(events) == [("edit", {"path": "x"})]
+        assert text_of(events) == text[text.rindex("}") + 1 :]
+    for cut in ('{"name": "edit"', '{"name": "edit",', f'{{"name": "edit", "{key}"'):
+        events = events_of(renderer, mark + cut)
+        assert calls(events) == []
+        assert text_of(events) == mark + cut
+    assert calls(events_of(renderer, mark + '{"name": "edit"}')) == [("edit", {})]

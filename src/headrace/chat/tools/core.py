@@ -72,9 +72,7 @@ class CallReader:
     def finish(self) -> list[ChatEvent]:
         """What was held back, and the end of a call that the answer's end cut off."""
         if self.in_call:
-            # Without a closing mark of its own a call is as whole at the end as it can be.
-            open_ended = self._syntax is not None and (self._unmarked or not self._syntax.close)
-            return self._close(None, cut=not open_ended)
+            return self._close(None, cut=True)
         held, self._held = self._held, ""
         return [TextDelta(held)] if held else []
 
@@ -114,8 +112,7 @@ class CallReader:
                 if piece.kind in ("call_close", "wrap"):
                     return self._close(piece, cut=False)
                 if piece.kind == "call_open":
-                    open_ended = self._syntax is not None and not self._syntax.close
-                    events = self._close(None, cut=not open_ended)
+                    events = self._close(None, cut=True)
                     self._open(piece)
                     return events
             piece = piece.text

@@ -16,15 +16,16 @@ class HermesCall:
 
     Once arguments have been delivered, what follows cannot be taken back: if it is not JSON it is
     passed on as it is, and the client sees arguments that do not parse, as the model wrote them.
+    `alone` says that no mark closes a call: it is over with its object.
     """
 
-    ended = False
-    left = ""
     more: tuple[tuple[str, str], ...] = ()
 
-    def __init__(self) -> None:
+    def __init__(self, *, alone: bool = False) -> None:
         self.name: str | None = None
         self.failed = False
+        self.left = ""
+        self._alone = alone
         self._phase = "open"  # open, key, colon, value, next, end, broken
         self._key = ""
         self._scanner = JsonScanner()
@@ -33,6 +34,10 @@ class HermesCall:
         self._out: list[str] = []  # the arguments' text that was not yet taken
         self._any_arguments = False
         self._found_name: str | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self._alone and self._phase == "end"
 
     def closes(self, mark: Mark) -> bool:
         return not self._scanner.in_string
@@ -55,6 +60,8 @@ class HermesCall:
             else:
                 self._sign(text[at])
                 at += 1
+        if self.ended:
+            self.left += text[at:]
 
     def end(self, *, cut: bool) -> None:
         if self._phase == "value" and not self._streaming:
@@ -167,6 +174,7 @@ class HermesCall:
             self._add(rest)
         else:
             self._phase = "end"
+            self.left = rest
 
 
 def _decoded(text: str) -> str:

@@ -112,7 +112,7 @@ def _keyed(tools: Mapping[str, Tool], first: str) -> CallBody | None:
 
 
 def _object(tools: Mapping[str, Tool], first: str) -> CallBody | None:
-    return HermesCall() if first == "{" else None
+    return HermesCall(alone=True) if first == "{" else None
 
 
 def _python(tools: Mapping[str, Tool], first: str) -> CallBody | None:
@@ -121,6 +121,10 @@ def _python(tools: Mapping[str, Tool], first: str) -> CallBody | None:
 
 def _python_or_json(tools: Mapping[str, Tool], first: str) -> CallBody | None:
     return HermesCall() if first == "{" else PythonCalls()
+
+
+def _llama(tools: Mapping[str, Tool], first: str) -> CallBody | None:
+    return HermesCall(alone=True) if first == "{" else PythonCalls()
 
 
 _TOOL_CALL = ("<tool_call>", "</tool_call>")
@@ -267,7 +271,7 @@ SYNTAXES = (
         ("<|start_header_id|>", '"name"', '"parameters"'),
         "<|python_tag|>",
         "",
-        _python_or_json,
+        _llama,
         bare="{",
     ),
     Syntax("qwen_xml", ("<tool_call>", "<function=", "<parameter="), *_TOOL_CALL, _chatml),
