@@ -177,13 +177,15 @@ class Session:
     ) -> tuple[ChatRequest, Prompt]:
         """The prompt, and what it says: the request, or where it asks for that the newest of it."""
 
-        def attempt(asked: ChatRequest) -> tuple[ChatRequest, Prompt]:
+        def attempt(asked: ChatRequest, most: int) -> tuple[ChatRequest, Prompt]:
             prompt = self.renderer.prompt(asked, turns)
+            if len(prompt.tokens) > most:
+                raise ContextOverflow(len(prompt.tokens), self.context, "messages")
             self._check_length(len(prompt.tokens), "messages")
             return asked, prompt
 
         if not request.truncate:
-            return attempt(request)
+            return attempt(request, self.context)
         room = self.context // STEPS if answer is None else answer
         return fitted(request, self.context, min(room, self.context // 4), attempt)
 

@@ -20,15 +20,19 @@ T = TypeVar("T")
 STEPS = 8
 
 
-def fitted(request: ChatRequest, context: int, room: int, attempt: Callable[[ChatRequest], T]) -> T:
+def fitted(
+    request: ChatRequest, context: int, room: int, attempt: Callable[[ChatRequest, int], T]
+) -> T:
     """`attempt` of the request, shortened until it raises no ContextOverflow of its messages.
 
-    `context` and `room`, which an answer needs, in tokens. Raises ContextOverflow where what must
-    stay is too long by itself.
+    `attempt` gets the most tokens there may be: `context` less the `room` that an answer needs,
+    and all of it where nothing more may go. Raises ContextOverflow where what must stay is too
+    long by itself.
     """
     while True:
+        last = without_oldest(request.messages, 0.0) is None
         try:
-            return attempt(request)
+            return attempt(request, context if last else context - room)
         except ContextOverflow as error:
             step = max(1, context // STEPS)
             excess = -(-(error.tokens - context + room) // step) * step

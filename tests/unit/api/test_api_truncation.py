@@ -52,3 +52,21 @@ def test_the_oldest_items_are_left_out_until_the_input_fits(tmp_path: Path) -> N
     whole = [n for n in range(40) if f"question {n} " in prompt]
     assert whole == list(range(whole[0], 40))
     assert [n for n in range(40) if f"result {n} " in prompt] == whole
+
+
+def test_what_fits_without_room_for_the_answer_is_shortened(tmp_path: Path) -> None:
+    turns = [
+        {"role": role, "content": f"{n} " + "wheel " * 8}
+        for n in range(8)
+        for role in ("user", "assistant")
+    ]
+    items = [*turns, {"role": "user", "content": "and now?"}]
+    body = {"model": "m", "input": items}
+    with scripted_server(tmp_path, lambda _: "Yes.", context=4000) as server:
+        full = httpx.post(f"{server.url}/v1/responses", json=body, timeout=20).json()
+    tokens = full["usage"]["input_tokens"]
+    body |= {"truncation": "auto", "max_output_tokens": 100}
+    with scripted_server(tmp_path, lambda _: "Yes.", context=tokens + 9) as server:
+        made = httpx.post(f"{server.url}/v1/responses", json=body, timeout=20).json()
+    assert made["usage"]["input_tokens"] + 100 <= tokens + 9
+    assert made["status"] == "completed"

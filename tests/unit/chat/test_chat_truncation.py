@@ -59,10 +59,10 @@ def test_the_oldest_goes_and_nothing_is_torn(messages, share):
 def test_it_fits_or_what_must_stay_does_not(messages, context, room):
     tries = []
 
-    def attempt(request):
+    def attempt(request, most):
         tries.append(len(request.messages))
         tokens = sum(len(m.content) + 2 for m in request.messages)
-        if tokens >= context:
+        if tokens >= context or tokens > most:
             raise ContextOverflow(tokens, context, "messages")
         return request.messages
 
@@ -73,6 +73,8 @@ def test_it_fits_or_what_must_stay_does_not(messages, context, room):
         left = None
     assert tries == sorted(set(tries), reverse=True)
     assert left == messages if len(tries) == 1 and left else True
+    if left is not None and without_oldest(left, 0) is not None:
+        assert sum(len(m.content) + 2 for m in left) + min(room, context // 4) <= context
     if left is None:
         smallest = messages
         while (less := without_oldest(smallest, 1)) is not None:
@@ -90,9 +92,9 @@ def test_a_growing_conversation_keeps_its_beginning_for_many_turns():
             Message("assistant", f"{n:3}" + "a" * 20),
         ]
 
-        def attempt(request):
+        def attempt(request, most):
             tokens = sum(len(m.content) for m in request.messages)
-            if tokens >= 1000:
+            if tokens > most:
                 raise ContextOverflow(tokens, 1000, "messages")
             return request.messages
 
@@ -104,7 +106,7 @@ def test_a_growing_conversation_keeps_its_beginning_for_many_turns():
 
 @pytest.mark.parametrize("role", ["system", "user"])
 def test_one_message_that_is_too_long_is_refused(role):
-    def attempt(request):
+    def attempt(request, most):
         raise ContextOverflow(2000, 1000, "messages")
 
     with pytest.raises(ContextOverflow):
