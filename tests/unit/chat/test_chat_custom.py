@@ -239,6 +239,8 @@ CLASSES = [
     *(r".", r"(?s:.)", r"(?s).(?-s:.)", r"\s", r"\S", r"\w", r"\W", r"\d", r"\D", r"[^\s]"),
     *(r'[^"]', r'["]', r"[\\]", r"[^\\\n]", r"[\x00-\x1f]", r"[ -~]", r"[!-\]]", r"[^a-z]"),
     *(r"[]a]", r"[a-]", r"[[:cntrl:]x]", r"[[:^space:]]", r"\p{Cc}", r"\pP", r"\P{L}", r"\x22"),
+    *(r"\p{Punctuation}", r"\p{Punct}", r"\p{gc=Po}", r"\p{po}", r"\p{Other}", r"\p{Control}"),
+    *(r"\p{Common}", r"\p{White_Space}", r"\p{Pattern_Syntax}", r"[^\p{Punct}]", r"\P{Sc}"),
     *(r"\"", r"\/", r"\\", r"(?i:N\n)", r"\t|b", r"a{2}\n?", r"(?P<x>\r)", r"[\d\"]", r"\u{1f}"),
 ]
 
@@ -255,6 +257,12 @@ def test_a_rewritten_expression_is_the_same_of_escaped_texts(marked, pattern):
             text,
             inside,
         )
+
+
+@pytest.mark.parametrize("pattern", ["(?R).", "(?x: a)", "(?s-R:.)", "[a&&b]"])
+def test_what_cannot_be_rewritten_is_refused(pattern):
+    with pytest.raises(RequestError):
+        regex_in_json(pattern, "", "here")
 
 
 @pytest.mark.parametrize("name", COMMON)

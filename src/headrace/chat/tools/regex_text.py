@@ -6,8 +6,10 @@ A character that JSON escapes is matched by its escape, in the one spelling of `
 from __future__ import annotations
 
 import re
-import unicodedata
 from dataclasses import dataclass
+from functools import lru_cache
+
+import llguidance
 
 from headrace.errors import RequestError
 
@@ -64,7 +66,7 @@ def char_in_json(char: str) -> str:
 
 def regex_in_json(pattern: str, flags: str, field: str) -> str:
     """The expression of the same texts inside a JSON string. Raises RequestError naming `field`
-    for set operations in classes and for the verbose form, which are not rewritten."""
+    for set operations in classes and for flags other than i, m, s, u and U."""
     if "x" in flags:
         raise _refused("the flag x", field)
     dotall = ["s" in flags]
@@ -137,8 +139,9 @@ def _piece(found: re.Match[str], dotall: list[bool], field: str) -> str:
     match found.lastgroup:
         case "flags":  # of a group, or of what follows
             on, off = found["on"], found["off"] or ""
-            if "x" in on:
-                raise _refused("the flag x", field)
+            unknown = set(on + off) - set("imsuU")
+            if unknown:
+                raise _refused(f"the flag {min(unknown)}", field)
             if found["end"] == ":":
                 dotall.append(dotall[-1])
             dotall[-1] = ("s" in on or dotall[-1]) and "s" not in off
@@ -182,16 +185,24 @@ def _either(text: str, members: _Members) -> str:
 
 def _kind(text: str) -> _Members:
     """Of `\\s`, `\\D`, `\\p{L}` and the like."""
-    letter, name = text[1], text[2:].strip("{}")
+    letter = text[1]
     if letter in "sS":
         members = _Members(_SPACE)
     elif letter in "pP":
-        inside = {c for c in ESCAPED if unicodedata.category(c).startswith(name)}
-        everything = name.lower() in ("any", "ascii", "assigned")
-        members = _Members(ESCAPED if everything else frozenset(inside))
+        return _Members(_escaped_by_name(text))
     else:
         members = _Members(_NONE)
     return members.negated() if letter.isupper() else members
+
+
+@lru_cache(maxsize=1024)
+def _escaped_by_name(text: str) -> frozenset[str]:
+    """Of a Unicode class, whose names are many: what the library itself finds in it."""
+    grammar = llguidance.LLMatcher.grammar_from_regex(text)
+    fresh = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar, log_level=0)
+    if fresh.is_error():
+        return _NONE
+    return frozenset(c for c in ESCAPED if fresh.deep_copy().try_consume_tokens([ord(c)]) == 1)
 
 
 def _class(text: str, at: int, field: str) -> tuple[int, _Members]:
