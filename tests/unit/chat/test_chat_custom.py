@@ -259,6 +259,24 @@ def test_a_rewritten_expression_is_the_same_of_escaped_texts(marked, pattern):
         )
 
 
+@pytest.mark.parametrize(
+    "pattern", [r"[\x00-\x1f]", ".", r"\d", r"\p{Cc}", "(?x)a #c", "[^ -~]", "a*"]
+)
+def test_an_expression_in_json_holds_as_it_does_in_text(pattern):
+    renderer = RENDERERS["hermes", False]
+    tools = (custom(TextInput("regex", pattern)),)
+    request = ChatRequest(USER, tools, tool_choice=ToolChoice("named", "run"))
+    call = shown_call(renderer, tools)
+    for text in ("\n", '"', "\\", "\x01", "\x7f", "a", "\u0663", ""):
+        plain = compile_text_constraint(renderer.tokenizer, OutputFormat("regex", pattern=pattern))
+        made = compile_constraint(renderer.tokenizer, request, renderer.style)
+        spelled = call.replace("GO", json.dumps(text, ensure_ascii=False)[1:-1])
+        got = accepts(made, renderer.tokenizer, spelled, special=True) is True
+        wanted = accepts(plain, renderer.tokenizer, text) is True
+        told = "(?x)" in pattern and text != "\x7f"  # which stands in no JSON string of theirs
+        assert got is (wanted or told), text
+
+
 @pytest.mark.parametrize("pattern", ["(?R).", "(?x: a)", "(?s-R:.)", "[a&&b]"])
 def test_what_cannot_be_rewritten_is_refused(pattern):
     with pytest.raises(RequestError):

@@ -12,8 +12,10 @@ import llguidance
 
 from headrace.chat.schema_text import checked_schema
 from headrace.chat.tools.lark_text import checked_lark, exact_in_json, lark_in_json
+from headrace.chat.tools.regex_text import regex_in_json
 from headrace.chat.tools.schema import resolved, schema_types
 from headrace.chat.types import TextInput
+from headrace.errors import RequestError
 
 # The separators of the training text, so that the model stays on ground it knows.
 _PLAIN_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -72,14 +74,18 @@ class Rules:
         return self.add(name, f"%json {checked_schema(schema, where, guidance)}")
 
     def input_json(self, name: str, grammar: TextInput) -> str:
-        """A JSON string whose text `grammar` accepts; of a Lark grammar that has no exact form
-        inside JSON, any string."""
+        """A JSON string whose text `grammar` accepts; any string where its form inside JSON is
+        not exact or not known."""
         if grammar.kind == "regex":
-            schema = {"type": "string", "pattern": f"^(?:{grammar.pattern})$"}
-            return self.json(name, schema, grammar.field, strict=True)
-        if not exact_in_json(grammar.pattern, grammar.field):
+            try:
+                inside = regex_in_json(grammar.pattern, "", grammar.field)
+            except RequestError:
+                return self.json(name, {"type": "string"}, grammar.field, strict=True)
+            text = self._grammar(name, _lark_of(inside))
+        elif exact_in_json(grammar.pattern, grammar.field):
+            text = self._grammar(name, lark_in_json(grammar.pattern, grammar.field))
+        else:
             return self.json(name, {"type": "string"}, grammar.field, strict=True)
-        text = self._grammar(name, lark_in_json(grammar.pattern, grammar.field))
         return rf'"\"" {text} "\""'
 
     def input_until(self, name: str, grammar: TextInput, end: str) -> str:
@@ -89,8 +95,7 @@ class Rules:
         go on over it by itself.
         """
         if grammar.kind == "regex":
-            made = json.loads(llguidance.LLMatcher.grammar_from_regex(grammar.pattern))
-            lark = str(made["grammars"][0]["lark_grammar"])
+            lark = _lark_of(grammar.pattern)
             if not any(mark in end for mark in self.marks):
                 right = f"{lark.partition(':')[2].strip()} {self.text(end)}"
                 return self.add(f"{name}[lazy]", right).partition("[")[0]
@@ -229,6 +234,11 @@ class Notation:
         if value is None or isinstance(value, bool):
             return literal(self.words[value])
         return literal(json.dumps(value))
+
+
+def _lark_of(regex: str) -> str:
+    made = json.loads(llguidance.LLMatcher.grammar_from_regex(regex))
+    return str(made["grammars"][0]["lark_grammar"])
 
 
 def _lines(text: str) -> str:
