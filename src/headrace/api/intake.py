@@ -51,7 +51,7 @@ class Lease:
         if self._intake.held + wanted > self._intake.limit:
             self.release()
             raise CapacityError(
-                f"{self._intake.limit} bytes of other large requests are being read",
+                f"{self._intake.held} bytes of other large requests are being read",
                 fix="try again in a moment",
                 retry_s=RETRY_S,
             )

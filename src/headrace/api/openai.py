@@ -182,11 +182,12 @@ def _tool_choice(body: Fields, tools: tuple[Tool, ...]) -> ToolChoice:
     if function is None:
         raise choice.fault(kind, "missing", expected='{"name": ...}')
     name = function.required_text("name")
-    if all(tool.name != name or (tool.input is None) != (kind == "function") for tool in tools):
+    names = [tool.name for tool in tools if (tool.input is None) == (kind == "function")]
+    if name not in names:
         raise function.fault(
             "name",
-            f"{shown(name)} is not among the tools",
-            expected="one of " + (", ".join(tool.name for tool in tools) or "(no tools given)"),
+            f"{shown(name)} is not among the {kind} tools",
+            expected="one of " + (", ".join(names) or f"(no {kind} tools given)"),
         )
     function.done()
     choice.done()

@@ -121,8 +121,9 @@ class Toolbox:
             if o.kind == kind and o.name == name and (space is None or o.namespace == space)
         ]
         if len(fits) != 1:
-            known = ", ".join(o.flat for o in self.offered.values()) or "(no tools offered)"
-            found = "is not among the tools" if not fits else "stands in several namespaces"
+            flat = [o.flat for o in self.offered.values() if o.kind == kind]
+            known = ", ".join(flat) or f"(no {kind} tools offered)"
+            found = f"is not among the {kind} tools" if not fits else "stands in several namespaces"
             raise choice.fault("name", f"{shown(name)} {found}", expected=f"one of {known}")
         return fits[0]
 

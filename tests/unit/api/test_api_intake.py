@@ -66,6 +66,13 @@ def test_what_is_held_is_what_the_large_ones_have(steps):
     assert intake.held == 0
 
 
+def test_what_others_hold_is_told():
+    intake = Intake(_nothing, limit=SMALL_BYTES * 4)
+    Lease(intake).grow(SMALL_BYTES * 3)
+    with pytest.raises(CapacityError, match=f"^{SMALL_BYTES * 3} bytes"):
+        Lease(intake).grow(SMALL_BYTES * 2)
+
+
 def held(port: int):
     """A large body that does not come to its end."""
     head = ("POST /v1/chat/completions HTTP/1.1", "Host: localhost", f"Content-Length: {LARGE}", "")

@@ -360,3 +360,9 @@ def test_defaults_come_from_the_generation_config(tmp_path):
 
 def test_errors_are_all_of_one_tree():
     assert issubclass(RequestError, HeadraceError)
+
+
+def test_a_choice_of_the_wrong_kind_of_tool_says_which_there_are():
+    chosen = {"type": "custom", "custom": {"name": TOOL["function"]["name"]}}
+    with pytest.raises(RequestError, match=r"among the custom tools.*no custom tools given"):
+        chat(tools=[TOOL], tool_choice=chosen)

@@ -298,3 +298,9 @@ def test_any_body_is_read_or_refused_by_the_name_of_a_field(body):
     assert [m.content for m in again[:-1]] == [m.content for m in made.ask.messages][
         -len(again) + 1 :
     ]
+
+
+def test_a_choice_of_the_wrong_kind_of_tool_says_which_there_are():
+    chosen = {"type": "function", "name": PATCH["name"]}
+    with pytest.raises(RequestError, match="among the function tools; expected one of look"):
+        parse(tools=[LOOK, PATCH], tool_choice=chosen)
