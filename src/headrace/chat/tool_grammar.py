@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headrace.chat.schema_text import checked_schema
 from headrace.chat.style import Channels, Style
 from headrace.chat.tools.rules import Rules
-from headrace.chat.tools.writing import WRITINGS, arguments, object_schema
+from headrace.chat.tools.writing import WRITINGS, Writing, arguments, object_schema
 from headrace.chat.types import ChatRequest, Tool
 from headrace.errors import RequestError
 
 # Blank space in JSON is bounded: a weak model would else write nothing but blanks for ever.
 JSON_BLANK = r" {1,4}|\n[ \t]{0,60}"
+ANY = {"type": "object"}
 MAX_CALLS = 32  # of one turn under a grammar: a weak model would else never stop calling
 
 
@@ -76,6 +77,8 @@ def call_rules(request: ChatRequest, style: Style) -> CallRules | None:
         if (choice.mode != "named" or tool.name == choice.name)
         and (not choice.allowed or tool.name in choice.allowed)
     ]
+    if held and not (forced or strict):
+        named = _freed(named, style)
     if not named:
         raise RequestError(
             f"tool_choice names {choice.name!r}",
@@ -90,6 +93,22 @@ def call_rules(request: ChatRequest, style: Style) -> CallRules | None:
     else:
         _add_calls(rules, named, style)
     return rules
+
+
+def _is_bare(style: Style) -> bool:
+    return bool(style.calls and style.calls.bare) and style.call.open.token is None
+
+
+def _writing(style: Style) -> Writing:
+    assert style.syntax is not None
+    return WRITINGS[f"{style.syntax}_bare" if _is_bare(style) else style.syntax]
+
+
+def _freed(named: list[tuple[int, Tool]], style: Style) -> list[tuple[int, Tool]]:
+    """The grammar is there for one tool's text: nobody asked that others keep to their schemas."""
+    if style.channels is None and _writing(style).shaped:
+        return named
+    return [(i, tool if tool.grammar else replace(tool, parameters=ANY)) for i, tool in named]
 
 
 def final(channels: Channels, rule: str) -> str:
@@ -120,8 +139,7 @@ def _add_calls(rules: CallRules, named: list[tuple[int, Tool]], style: Style) ->
     assert style.syntax is not None
     made = Rules(style.atoms)
     open_mark, close_mark = style.call.open.text, style.call.close.text
-    bare = style.calls is not None and style.calls.bare and style.call.open.token is None
-    writing = WRITINGS[f"{style.syntax}_bare" if bare else style.syntax]
+    bare, writing = _is_bare(style), _writing(style)
     for i, tool in named:
         made.add(f"body_{i}", writing.body(made, i, tool, f"tools[{i}].function.parameters"))
     if not writing.marked:

@@ -48,6 +48,7 @@ class Writing:
     marked: bool = True  # each call has its marks, not all of them together
     single: bool = False
     around: tuple[tuple[str, str], ...] = ()  # marks around free text, which may be left out
+    shaped: bool = False  # how a value is written depends on its schema
 
 
 def object_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -289,6 +290,7 @@ def _dsml(wrap: str) -> Writing:
         first=f"<{DSML}{wrap}>\n",
         between="\n",
         last=f"\n</{DSML}{wrap}>",
+        shaped=True,
     )
 
 
@@ -307,7 +309,11 @@ WRITINGS: Mapping[str, Writing] = {
     "dsml": _dsml("tool_calls"),
     "dsml_functions": _dsml("function_calls"),
     "minimax_nested": Writing(
-        _nested, first=f"{NS}<tool_call>\n", between="\n", last=f"\n{NS}</tool_call>"
+        _nested,
+        first=f"{NS}<tool_call>\n",
+        between="\n",
+        last=f"\n{NS}</tool_call>",
+        shaped=True,
     ),
     "deepseek": Writing(
         partial(_named, "", "", SEP),
@@ -370,6 +376,7 @@ WRITINGS: Mapping[str, Writing] = {
         between=", ",
         last="]<|tool_call_end|>",
         marked=False,
+        shaped=True,
     ),
     "python": Writing(
         _python,
@@ -377,8 +384,9 @@ WRITINGS: Mapping[str, Writing] = {
         between=", ",
         last="]<|python_end|>",
         marked=False,
+        shaped=True,
     ),
-    "python_bare": Writing(_python, first="[", between=", ", last="]", marked=False),
+    "python_bare": Writing(_python, first="[", between=", ", last="]", marked=False, shaped=True),
     "llama_json": Writing(partial(_json_object, "parameters"), single=True),
     "llama_json_bare": Writing(partial(_json_object, "parameters"), marked=False, single=True),
 }
