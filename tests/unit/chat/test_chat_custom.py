@@ -48,7 +48,7 @@ GRAMMARS = {"sum": SUM, "patch": PATCH, "words": WORDS}
 REGEXES = {
     "letters": r"[abc]{3,9}",
     "signs": r'(["\\/\n\x00-\x02]|é){1,5}',
-    "line": r"[+-][^\n]{0,6}\n|\d{2}",
+    "line": r"[+-][^\n]{0,6}\n|[0-9]{2}",
 }
 # As codex has it.
 APPLY_PATCH = r"""
