@@ -102,31 +102,42 @@ def compile_text_constraint(tokenizer: Tokenizer, output: OutputFormat) -> Gramm
 
 
 def _check_inputs(tokenizer: Tokenizer, request: ChatRequest) -> None:
-    """Each custom tool's grammar by itself, so that an error names the one that is wrong."""
+    """The custom tools' grammars by themselves, so that an error names the one that is wrong."""
+    inputs = tuple(tool.grammar for tool in request.tools if tool.grammar is not None)
     total = 0
-    for tool in request.tools:
-        if tool.grammar is None:
-            continue
-        total += len(tool.grammar.pattern)
+    for text in inputs:
+        total += len(text.pattern)
         if total > MAX_PATTERN_CHARS:
             raise RequestError(
                 f"grammars of more than {MAX_PATTERN_CHARS} characters",
-                field=tool.grammar.field,
+                field=text.field,
                 expected=f"at most {MAX_PATTERN_CHARS} in all tools of a request",
             )
-        _compiled_alone(tokenizer, tool.grammar)
+    if inputs:
+        _check_texts(tokenizer, inputs)
 
 
 @lru_cache(maxsize=64)
-def _compiled_alone(tokenizer: Tokenizer, grammar: TextInput) -> None:
-    if grammar.kind == "lark":
-        lark = checked_lark(grammar.pattern, grammar.field)
-    else:
-        made = json.loads(llguidance.LLMatcher.grammar_from_regex(grammar.pattern))
-        lark = made["grammars"][0]["lark_grammar"]
-    _constraint(
-        tokenizer, ["start: @text"], [{"name": "text", "lark_grammar": lark}], grammar.field
-    )
+def _check_texts(tokenizer: Tokenizer, inputs: tuple[TextInput, ...]) -> None:
+    """Each grammar by itself, without the work that fuel is for; that is done for all at once."""
+    grammars = [{"name": f"text{k}", "lark_grammar": _lark(text)} for k, text in enumerate(inputs)]
+    for text, grammar in zip(inputs, grammars, strict=True):
+        check_rules(grammar["lark_grammar"], text.field)
+        failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(
+            json.dumps({"grammars": [grammar]})
+        )
+        if failed:
+            raise _not_compiled(messages[0], text.field)
+    choices = " | ".join(f"@{grammar['name']}" for grammar in grammars)
+    field = inputs[0].field if len(inputs) == 1 else "tools"
+    _constraint(tokenizer, [f"start: {choices}"], grammars, field)
+
+
+def _lark(text: TextInput) -> str:
+    if text.kind == "lark":
+        return checked_lark(text.pattern, text.field)
+    made = json.loads(llguidance.LLMatcher.grammar_from_regex(text.pattern))
+    return str(made["grammars"][0]["lark_grammar"])
 
 
 def _reasoning_rules(style: Style, reasoning: Reasoning, lines: list[str]) -> str:
@@ -206,11 +217,7 @@ def _constraint(
     if not matcher.is_error():
         matcher.compute_bitmask()
     if matcher.is_error():
-        raise RequestError(
-            f"the grammar cannot be compiled: {_reason(matcher)}",
-            field=field,
-            fix="change the schema or pattern as the message says",
-        )
+        raise _not_compiled(str(matcher.get_error()), field)
     return GrammarConstraint(matcher, tokenizer)
 
 
@@ -220,15 +227,23 @@ def _literal(delimiter: Delimiter) -> str:
     return json.dumps(delimiter.text, ensure_ascii=False)
 
 
-def _reason(matcher: llguidance.LLMatcher) -> str:
-    text = str(matcher.get_error()).split("\n<state>")[0]
+def _not_compiled(message: str, field: str) -> RequestError:
+    return RequestError(
+        f"the grammar cannot be compiled: {_reason(message)}",
+        field=field,
+        fix="change the schema or pattern as the message says",
+    )
+
+
+def _reason(message: str) -> str:
+    text = message.split("\n<state>")[0]
     lines = [line for line in text.splitlines() if not re.match(r"\s*(\d+ \||\^)", line)]
     return re.sub(r"^at \d+\(\d+\): ", "", " ".join(line.strip() for line in lines)).strip()[:500]
 
 
 def _too_complex(matcher: llguidance.LLMatcher) -> RequestError:
     return RequestError(
-        f"the grammar failed while answering: {_reason(matcher)}",
+        f"the grammar failed while answering: {_reason(str(matcher.get_error()))}",
         field="response_format",
         fix="simplify the schema or pattern",
     )

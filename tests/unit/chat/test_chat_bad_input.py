@@ -6,14 +6,16 @@ import dataclasses
 import pytest
 from chat_masks import USER
 
-from headrace.chat import splice
+from headrace.chat import grammar, splice
 from headrace.chat.echo import EchoStore, SpokenTurn
 from headrace.chat.length import ContextOverflow
+from headrace.chat.tools import lark_text, regex_text
 from headrace.chat.types import (
     ChatRequest,
     Message,
     OutputFormat,
     Prompt,
+    TextInput,
     Tool,
     ToolCall,
     ToolChoice,
@@ -76,6 +78,37 @@ def test_patterns_that_cannot_be_compiled(hermes, kind, pattern):
     asked = ChatRequest(USER, format=OutputFormat(kind, pattern=pattern))
     with pytest.raises(RequestError):
         hermes.constraint(asked, hermes.prompt(asked))
+
+
+@pytest.mark.parametrize(("mode", "most"), [("auto", 2), ("none", 1), ("required", 2)])
+def test_the_grammars_of_a_request_share_one_budget(hermes, monkeypatch, mode, most):
+    """However many they are, they are compiled together: by themselves, and with what is around."""
+    compiled, compile_all = [], grammar._constraint
+    monkeypatch.setattr(
+        grammar, "_constraint", lambda *args: compiled.append(args) or compile_all(*args)
+    )
+    tools = tuple(
+        Tool(f"f{k}", "", input=TextInput("regex", f"({chr(97 + k)}{{99}}){{9}}{mode}", f"t{k}"))
+        for k in range(12)
+    )
+    asked = ChatRequest(USER, tools, tool_choice=ToolChoice(mode))
+    hermes.constraint(asked, hermes.prompt(ChatRequest(USER)))
+    assert len(compiled) == most
+
+
+@pytest.mark.parametrize(
+    "text", ['"\\"' + '\\"' * 30_000, "/\\" + "/\\" * 30_000, "/" + '"' * 60_001]
+)
+def test_literals_that_do_not_end_are_refused_at_once(text):
+    """A search that begins again at each quotation mark runs into the tests' time limit."""
+    with pytest.raises(RequestError) as caught:
+        lark_text.checked_lark("start: " + text, "here")
+    assert caught.value.field == "here"
+    assert len(str(caught.value)) < 300
+
+
+def test_a_long_repetition_that_does_not_end_is_read_once():
+    assert regex_text.regex_in_json("{" + "1" * 50_000, "", "here").endswith("1")
 
 
 @pytest.mark.parametrize("pattern", ["(a{999}){999}", "((a*)*)*b", "(x+x+)+y", r"\p{L}{1,3000}"])

@@ -26,7 +26,7 @@ _TOKEN = re.compile(
     |(?P<regexp>/(?:\\.|[^/\\])+/[imslux]*)
     |(?P<import>%import[ \t][^\n]*)
     |(?P<ignore>%ignore\b)
-    |(?P<refused>%[a-z_]*|@[\w{{}}-]*|<[^<>\s]*>?)
+    |(?P<refused>%[a-z_]*|@[\w{{}}-]*|<[^<>\s]*>?|["/].{{0,20}})
     |(?P<plain>[^"/%<@\#]+|.)""",
     re.VERBOSE | re.DOTALL,
 )

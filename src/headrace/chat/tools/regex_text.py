@@ -37,7 +37,7 @@ _PIECE = re.compile(
     |(?P<kind>\\(?:[dDwWsS]|[pP](?:\{{[^}}]*\}}|.)))
     |(?P<escape>\\.)
     |(?P<dot>\.)
-    |(?P<sign>[|*+?^$]|\{{\d*,?\d*\}})
+    |(?P<sign>[|*+?^$]|\{{\d*+,?+\d*+\}})
     |(?P<char>.)""",
     re.VERBOSE | re.DOTALL,
 )
