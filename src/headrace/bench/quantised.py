@@ -87,6 +87,8 @@ LAYOUTS: dict[str, tuple[Callable[[int, int], Iterator[Part]], dict[str, Any]]] 
     "GPTQ": (_gptq, {"quant_method": "gptq", "bits": 4, "desc_act": True}),
     "INT4": (_int4, _COMPRESSED | {"format": "pack-quantized"}),
 }
+# Of which a row's columns are a multiple.
+_COLUMNS = {"MXFP4": 32, "NVFP4": 16, "GPTQ": 32, "INT4": 128}
 # Where the float16 scales of a block lie, in bytes, and what they are.
 _SCALES = {
     "Q4_0": ((0,), 0.004), "Q5_0": ((0,), 0.002), "Q8_0": ((0,), 0.0003),
@@ -106,6 +108,14 @@ def ensure_quantised(home: Path, shape: Shape, kind: str, progress: Progress) ->
     if kind not in LAYOUTS and kind not in FILES:
         known = ", ".join([*LAYOUTS, *FILES])
         raise ConfigError(f"format {kind!r}", expected=f"one of {known}")
+    group = FILES[kind].group if kind in FILES else _COLUMNS.get(kind, 1)
+    columns = (shape.hidden, shape.width, shape.heads * shape.head_dim)
+    if any(count % group for count in columns):
+        raise ConfigError(
+            f"rows of {', '.join(map(str, columns))} columns in {kind}",
+            expected=f"multiples of {group}",
+            fix="choose another --hidden or --width",
+        )
     folder = home / f"{shape.name()}-{kind.lower()}"
     path = folder / f"{folder.name}.gguf" if kind in FILES else folder
 

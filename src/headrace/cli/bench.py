@@ -14,6 +14,7 @@ import typer
 from headrace.cli import options
 from headrace.cli.environment import home, start_logging
 from headrace.cli.meter import Meter
+from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.bench.checkpoint import Shape
@@ -205,6 +206,8 @@ def load(
     from headrace.bench.load_sessions import read_sessions, write_sessions  # noqa: PLC0415
     from headrace.bench.load_workloads import WORKLOADS  # noqa: PLC0415 start-up time
 
+    if svg is not None and not svg.parent.is_dir():
+        raise ConfigError(f"no folder {svg.parent}", expected="a folder for --svg")
     made = WORKLOADS.get(sessions)
     played = read_sessions(Path(sessions)) if made is None else made(seed, scale)
     if save is not None:
@@ -257,6 +260,9 @@ def _measure(
 ) -> None:
     """One benchmark of an engine on the subject."""
     from headrace.cli.model import resolve  # noqa: PLC0415 start-up time
+
+    if subject.model is not None and subject.kind is not None:
+        raise ConfigError("--format beside --model", fix="give one: a model has its own format")
 
     def measure(progress: Progress) -> dict[str, Any]:
         return run(

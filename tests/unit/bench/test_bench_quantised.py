@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,16 @@ def test_a_prompt_in_a_format_is_measured(tmp_path: Path) -> None:
     packed = ensure_quantised(tmp_path / "bench", SHAPE, "Q3_K", pytest.fail).stat().st_size
     assert 0.5 * packed < result["bytes"] < packed  # without the embedding
     assert 0 < result["tokens_per_s"]["median"] < 1e6
+
+
+@pytest.mark.parametrize(
+    ("kind", "hidden", "width"),
+    [("GPTQ", 48, 48), ("INT4", 100, 128), ("Q4_K", 64, 256), ("Q8_0", 64, 40)],
+)
+def test_columns_that_a_format_has_no_blocks_for_are_refused_and_nothing_stays(
+    tmp_path: Path, kind: str, hidden: int, width: int
+) -> None:
+    shape = dataclasses.replace(SHAPE, hidden=hidden, width=width)
+    with pytest.raises(ConfigError, match="multiples of"):
+        ensure_quantised(tmp_path, shape, kind, quiet)
+    assert not list(tmp_path.iterdir())
