@@ -38,8 +38,9 @@ class GrammarConstraint:
     Raises RequestError from `mask` and `accept` if the grammar needs more work than is allowed.
     """
 
-    def __init__(self, matcher: llguidance.LLMatcher, tokenizer: Tokenizer) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, tokenizer: Tokenizer, field: str) -> None:
         self._matcher = matcher
+        self._field = field
         self._words = (tokenizer.vocab_size + 31) // 32
         self._eos = tokenizer.eos_ids
 
@@ -48,7 +49,7 @@ class GrammarConstraint:
         words = np.zeros(self._words, dtype=np.int32)
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if self._matcher.is_error():
-            raise _too_complex(self._matcher)
+            raise _too_complex(self._matcher, self._field)
         return words
 
     def accept(self, token: int) -> None:
@@ -56,7 +57,7 @@ class GrammarConstraint:
         if token in self._eos and self._matcher.is_stopped():
             return
         if not self._matcher.consume_token(token):
-            raise _too_complex(self._matcher)
+            raise _too_complex(self._matcher, self._field)
 
     @property
     def done(self) -> bool:
@@ -180,7 +181,7 @@ def _format_rule(output: OutputFormat, lines: list[str], grammars: list[dict[str
             made = json.loads(llguidance.LLMatcher.grammar_from_regex(pattern))
             grammars.append({"name": "answer", "lark_grammar": made["grammars"][0]["lark_grammar"]})
         case "lark":
-            pattern = _pattern(output, "response_format.grammar")
+            pattern = _pattern(output, "response_format.pattern")
             grammars.append({"name": "answer", "lark_grammar": pattern})
     return "@answer"
 
@@ -218,7 +219,7 @@ def _constraint(
         matcher.compute_bitmask()
     if matcher.is_error():
         raise _not_compiled(str(matcher.get_error()), field)
-    return GrammarConstraint(matcher, tokenizer)
+    return GrammarConstraint(matcher, tokenizer, field)
 
 
 def _literal(delimiter: Delimiter) -> str:
@@ -241,10 +242,10 @@ def _reason(message: str) -> str:
     return re.sub(r"^at \d+\(\d+\): ", "", " ".join(line.strip() for line in lines)).strip()[:500]
 
 
-def _too_complex(matcher: llguidance.LLMatcher) -> RequestError:
+def _too_complex(matcher: llguidance.LLMatcher, field: str) -> RequestError:
     return RequestError(
         f"the grammar failed while answering: {_reason(str(matcher.get_error()))}",
-        field="response_format",
+        field=field,
         fix="simplify the schema or pattern",
     )
 

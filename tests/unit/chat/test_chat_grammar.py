@@ -189,6 +189,7 @@ def deep_schema(depth):
         (OutputFormat("regex", pattern="("), "response_format"),
         (OutputFormat("regex", pattern="a" * 70_000), "response_format.pattern"),
         (OutputFormat("lark", pattern="start: nothing"), "response_format"),
+        (OutputFormat("lark"), "response_format.pattern"),
         (OutputFormat("lark", pattern="oops ("), "response_format"),
         (OutputFormat("lark", pattern="\ud800"), "response_format"),
     ],
