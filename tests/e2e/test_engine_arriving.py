@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engines import built, load
+from engines import answers, built, in_memory, load
 
 from headrace.engine.engine import Engine
 from headrace.engine.request import Request, Sampling
@@ -24,16 +24,6 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return built(request.param, tmp_path_factory)
 
 
-def answers(engine: Engine) -> list[list[int]]:
-    tokens: dict[int, list[int]] = {engine.submit(request): [] for request in REQUESTS}
-    while not engine.idle:
-        for event in engine.step():
-            assert event.error is None
-            assert event.token is not None
-            tokens[event.request].append(event.token)
-    return list(tokens.values())
-
-
 def placement_of(engine: Engine) -> Arriving:
     placement = engine.live._built.placement
     assert isinstance(placement, Arriving)
@@ -41,30 +31,26 @@ def placement_of(engine: Engine) -> Arriving:
 
 
 def test_the_same_bits_while_they_arrive_and_later(folder: Path) -> None:
-    engine = load(folder)
-    logits, truth = engine.score(PROMPTS[-1]), answers(engine)
-    engine.close()
+    logits, truth = in_memory(folder, REQUESTS)
     engine = load(folder, **BESIDE)
-    assert answers(engine) == truth
+    assert answers(engine, REQUESTS) == truth
     deadline = time.monotonic() + 60
     while not placement_of(engine).whole:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert np.array_equal(engine.score(PROMPTS[-1]), logits)
-    assert answers(engine) == truth
+    assert answers(engine, REQUESTS) == truth
     assert engine.live._built.graphs.sizes  # decode steps are captured again
     assert placement_of(engine).status()["resident"] == placement_of(engine).status()["rows"]
     engine.close()
 
 
 def test_rows_on_demand_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = load(folder)
-    logits, truth = engine.score(PROMPTS[-1]), answers(engine)
-    engine.close()
+    logits, truth = in_memory(folder, REQUESTS)
     monkeypatch.setattr(Arriving, "_fill", lambda self: None)
     engine = load(folder, **BESIDE)
     assert np.array_equal(engine.score(PROMPTS[-1]), logits)
-    assert answers(engine) == truth
+    assert answers(engine, REQUESTS) == truth
     placement = placement_of(engine)
     assert placement.waited == placement.status()["resident"] > 0
     engine.close()
@@ -77,7 +63,7 @@ def test_a_file_cut_short_fails_requests_and_not_the_engine(
     (file,) = folder.glob("*.safetensors")
     whole = file.read_bytes()
     engine = load(folder)
-    truth = answers(engine)
+    truth = answers(engine, REQUESTS)
     engine.close()
     monkeypatch.setattr(Arriving, "_fill", lambda self: None)
     engine = load(folder, **BESIDE)
@@ -89,7 +75,7 @@ def test_a_file_cut_short_fails_requests_and_not_the_engine(
         errors += [event.error for event in engine.step()]
     assert [type(error) for error in errors] == [CheckpointError]
     file.write_bytes(whole)
-    assert answers(engine) == truth
+    assert answers(engine, REQUESTS) == truth
     engine.close()
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from engines import answers
 
 import headrace
 from headrace.engine.client import EngineClient
@@ -67,23 +68,10 @@ def load() -> Iterator[Callable[..., Engine]]:
         engine.close()
 
 
-def run(engine: Engine, requests: list[Request]) -> list[list[int]]:
-    """All at once; the tokens of each."""
-    ids = [engine.submit(request) for request in requests]
-    tokens: dict[int, list[int]] = {id: [] for id in ids}
-    while not engine.idle:
-        for event in engine.step():
-            assert event.error is None
-            assert event.token is not None
-            tokens[event.request].append(event.token)
-        engine.check()
-    return [tokens[id] for id in ids]
-
-
 def test_batched_cut_and_preempted_as_alone(model: Any, load: Callable[..., Engine]) -> None:
     folder, oracle = model
     alone_engine = load(folder)
-    alone = [run(alone_engine, [request])[0] for request in REQUESTS]
+    alone = [answers(alone_engine, [request])[0] for request in REQUESTS]
     greedy = REQUESTS[0]
     oracle.generation_config.eos_token_id = None
     with torch.inference_mode():
@@ -101,7 +89,7 @@ def test_batched_cut_and_preempted_as_alone(model: Any, load: Callable[..., Engi
         *([tight] if tight["memory.kv_bytes"] else []),
     ):
         engine = load(folder, **keys)
-        assert run(engine, REQUESTS) == alone, keys
+        assert answers(engine, REQUESTS) == alone, keys
         status = engine.status()
         assert (status["preemptions"] > 0) == ("memory.kv_bytes" in keys)
         assert status["kv_blocks_used"] == status["state_slots_used"] == 0
@@ -129,7 +117,7 @@ def test_a_served_model_survives_cancels_and_failures(
 ) -> None:
     folder, _ = model
     engine = load(folder)
-    expected = run(engine, [REQUESTS[3]])[0]
+    expected = answers(engine, [REQUESTS[3]])[0]
     client = EngineClient(engine)
     endless = Sampling(temperature=0, ignore_eos=True)
     doomed = [client.submit(Request((5, 6, 7 + i), endless)) for i in range(4)]

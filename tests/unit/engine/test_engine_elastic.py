@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from engines import run
 from fake_forward import END, VOCAB, FakeModel, truth
 from hetero import Shape, bank_of, device_of, hybrid_of
 from hypothesis import given, settings
@@ -184,12 +185,9 @@ def test_no_request_is_lost_and_no_token_changes(
             Request(tuple(p), Sampling(temperature=0, max_tokens=n, ignore_eos=True))
             for p, n in requests
         ]
-        tokens: dict[int, list[int]] = {engine.submit(request): [] for request in asked}
-        while not engine.idle:
-            for event in engine.step():
-                assert event.error is None
-                assert event.token is not None
-                tokens[event.request].append(event.token)
+        tokens: dict[int, list[int]] = {}
+        for so_far in run(engine, asked):
+            tokens = so_far
             resize = next(pending, None)
             if resize is not None:
                 served.resize(*resize)
