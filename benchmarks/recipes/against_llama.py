@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from random_gguf import made
+from random_gguf import layers_of, made
 
 from headrace import _native
 from headrace.bench import decode, prefill
@@ -54,13 +54,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--llama-bench", type=Path, required=True)
     parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
-    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--gigabytes", type=float, default=5.0, help="of each file, about")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=7.0, help="no turn begins after")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    files = {kind: made(kind, given.layers, 0.0) for kind in given.kinds}
+    layers = {kind: layers_of(kind, given.gigabytes * 1e9) for kind in given.kinds}
+    files = {kind: made(kind, count, 0.0) for kind, count in layers.items()}
     began = time.monotonic()
     rows: dict[str, list[dict[str, dict[str, float]]]] = {kind: [] for kind in files}
     for _ in range(given.rounds):
@@ -73,8 +74,11 @@ def main() -> None:
     result = {
         "bench": "against-llama",
         "command": f"llama-bench -p {PROMPT} -n {DECODED} -t {given.threads}",
-        "layers": given.layers,
-        **{kind: summary(found) for kind, found in rows.items() if found},
+        **{
+            kind: {"layers": layers[kind], **summary(found)}
+            for kind, found in rows.items()
+            if found
+        },
         "machine": fingerprint(threads=given.threads, isa=_native.isas()[-1]),
     }
     text = json.dumps(result, indent=1) + "\n"

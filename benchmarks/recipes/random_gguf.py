@@ -142,9 +142,7 @@ def write(path: Path, kind: Kind, shape: Shape, skew: float) -> None:
     every = list(tensors(shape, kind, skew))
     records = []
     for tensor in every:
-        block, nbytes = gguf.GGML_QUANT_SIZES[tensor.kind]
-        stored = math.prod(tensor.shape) // block * nbytes
-        records.append((tensor.name, tensor.shape, int(tensor.kind), stored))
+        records.append((tensor.name, tensor.shape, int(tensor.kind), stored_bytes(tensor)))
     more = {
         "qwen3moe.vocab_size": struct.pack("<II", 4, shape.vocab),
         "tokenizer.ggml.model": struct.pack("<I", 8) + gguf_text("none"),
@@ -156,6 +154,20 @@ def write(path: Path, kind: Kind, shape: Shape, skew: float) -> None:
             for rows in values(tensor, random):
                 rows.tofile(out)
             out.write(gguf_padding(stored))
+
+
+def stored_bytes(tensor: Tensor) -> int:
+    block, nbytes = gguf.GGML_QUANT_SIZES[tensor.kind]
+    return math.prod(tensor.shape) // block * nbytes
+
+
+def layers_of(kind: str, nbytes: float) -> int:
+    """So many layers that a file has about this size; one at least."""
+    one, two = (
+        sum(stored_bytes(tensor) for tensor in tensors(Shape(layers=n), Kind[kind], 0.0))
+        for n in (1, 2)
+    )
+    return 1 + max(0, round((nbytes - one) / (two - one)))
 
 
 def made(kind: str, layers: int, skew: float) -> Path:
