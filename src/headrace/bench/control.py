@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from headrace.bench.layers import DEVICE_BYTES
 from headrace.device.emulated import EmulatedDevice, Emulation
 from headrace.experts.bank import ExpertBank
 from headrace.experts.slots import ExpertSlots
@@ -58,9 +59,17 @@ def _planned() -> Planned:
     return Planned(numbers(8, 8), numbers(8, 8), numbers(EXPERTS), numbers(EXPERTS), numbers(4))
 
 
+def resized_slots(bank: ExpertBank) -> int:
+    """As many as `resizing` moves: a round number, less where there are not so many experts, or
+    no memory for them.
+    """
+    fit = DEVICE_BYTES // 2 // bank.slot_bytes
+    return max(1, min(128, sum(bank.facts.experts), fit))
+
+
 def resizing(bank: ExpertBank, slots: int) -> dict[str, float]:
     """Milliseconds to halve a full cache of so many slots, and to double it again."""
-    with EmulatedDevice(Emulation(memory=8 << 30)) as device:
+    with EmulatedDevice(Emulation(memory=DEVICE_BYTES)) as device:
         cache = ExpertSlots(bank, device, capacity=slots, staging=0)
         cache.cache.row_of_S.copy_(torch.arange(slots))
         cache.cache.slot_of_R[:slots] = torch.arange(slots, dtype=torch.int32)

@@ -12,13 +12,17 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from headrace.bench.bank import random_bank
+from headrace.bench.bank import DTYPES, random_bank
 from headrace.bench.checkpoint import Progress, Shape
-from headrace.bench.control import planning, resizing
-from headrace.bench.layers import Layers
+from headrace.bench.control import planning, resized_slots, resizing
+from headrace.bench.layers import DEVICE_BYTES, SLOTS, Layers
 from headrace.bench.live import overlap, throttling
 from headrace.bench.report import fingerprint
 from headrace.charts import Line, line_chart
+from headrace.errors import CapacityError, ConfigError
+from headrace.experts.measure import MOST_ROWS
+from headrace.planning.budget import mib
+from headrace.planning.machine import Machine
 from headrace.planning.profile import ProfileRow
 from headrace.planning.split import balanced, branch_times, fill_none, guarded, paper
 
@@ -138,6 +142,37 @@ def _overlaps(shape: Shape, link: float) -> list[dict[str, float]]:
     return [overlap(bank, link, computing) for computing in (0.5, 1.0, 2.0)]
 
 
+def check(shape: Shape, misses: int, machine: Machine) -> None:
+    """Raises ConfigError for layers in which not every expert that is asked for can be missing,
+    CapacityError where memory does not hold them.
+    """
+    if misses > SLOTS:
+        raise ConfigError(f"{misses} misses", expected=f"at most {SLOTS}, the slots of the device")
+    rows = shape.layers * shape.experts
+    if rows < SLOTS + misses:
+        raise ConfigError(
+            f"{shape.layers} layers of {shape.experts} experts",
+            expected=f"{SLOTS + misses} experts at least: the device has {SLOTS} slots, and none "
+            f"of the {misses} experts that come next may be in them",
+            fix="give more --layers or --experts",
+        )
+    row = 3 * shape.hidden * shape.width * DTYPES[shape.dtype].itemsize
+    # Every split has slots of its own, bandwidths are measured beside them; `_overlaps` streams.
+    slots = max((misses + 1) * SLOTS + MOST_ROWS, 1 + 2 * max(misses, shape.experts // 8))
+    wanted = (2 * rows + slots) * row  # the layers, and as many bytes of smaller ones
+    if wanted > machine.ram_free:
+        raise CapacityError(
+            f"{shape.name()} needs {mib(wanted)} and {mib(machine.ram_free)} of memory are free",
+            fix="give fewer --layers or --experts",
+        )
+    if slots * row > DEVICE_BYTES:
+        raise CapacityError(
+            f"experts of {mib(row)} in {slots} slots of a device with {mib(DEVICE_BYTES)}",
+            expected=f"{mib(DEVICE_BYTES // slots)} at most",
+            fix="give a smaller --hidden or --width, or fewer --misses",
+        )
+
+
 def run(
     *, shape: Shape, misses: int, steps: int, links: tuple[float, ...], progress: Progress
 ) -> dict[str, Any]:
@@ -179,6 +214,6 @@ def run(
         "unthrottled": asdict(alone),
         "links": results,
         "planning": planning(),
-        "resizing": resizing(bank, min(128, shape.layers * shape.experts)),
+        "resizing": resizing(bank, resized_slots(bank)),
         "machine": fingerprint(threads=2, isa=layers.device.pool.isa),
     }

@@ -25,6 +25,7 @@ from headrace.planning.profile import ProfileRow, layer_kind
 
 KERNELS = 400e9  # bytes/s at which the paced device reads its slots
 SLOTS = 16
+DEVICE_BYTES = 8 << 30
 
 
 class Layers:
@@ -32,7 +33,7 @@ class Layers:
 
     def __init__(self, bank: ExpertBank, link: float, kernels: float = KERNELS) -> None:
         self.bank = bank
-        self.device = EmulatedDevice(Emulation(memory=8 << 30, link=link))
+        self.device = EmulatedDevice(Emulation(memory=DEVICE_BYTES, link=link))
         facts = bank.facts
         self.kind = layer_kind(facts, 0) or ""
         self._ops = _paced(ops_for(self.device), self.device, facts.expert_bytes[0], kernels)

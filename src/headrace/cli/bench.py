@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli import options
+from headrace.cli.destination import check_file, check_folder
 from headrace.cli.environment import home, start_logging
 from headrace.cli.meter import Meter
 from headrace.errors import ConfigError
@@ -78,6 +79,8 @@ class Output:
         from headrace.bench.report import write  # noqa: PLC0415 start-up time
 
         start_logging("warning")
+        if self.out is not None:
+            check_file("--out", self.out, makes_folders=True)
         with Meter(what) as meter:
             result = measure(meter.show)
         if self.out is not None:
@@ -143,11 +146,15 @@ def hetero(
     charts: Annotated[Path | None, typer.Option(help="Folder for SVG charts.")] = None,
 ) -> None:
     """Misses of a layer fetched or computed: every split, on emulated links of three speeds."""
-    from headrace.bench.hetero import LINKS, run  # noqa: PLC0415 start-up time
+    from headrace.bench.hetero import LINKS, check, run  # noqa: PLC0415 start-up time
     from headrace.bench.hetero import charts as draw  # noqa: PLC0415 start-up time
     from headrace.bench.hetero_report import text  # noqa: PLC0415 start-up time
+    from headrace.planning.machine import Machine  # noqa: PLC0415 start-up time
 
     made = shape.shape(misses)
+    check(made, misses, Machine.probe())
+    if charts is not None:
+        check_folder("--charts", charts)
 
     def measure(progress: Progress) -> dict[str, Any]:
         return run(shape=made, misses=misses, steps=steps, links=LINKS, progress=progress)
@@ -206,8 +213,9 @@ def load(
     from headrace.bench.load_sessions import read_sessions, write_sessions  # noqa: PLC0415
     from headrace.bench.load_workloads import WORKLOADS  # noqa: PLC0415 start-up time
 
-    if svg is not None and not svg.parent.is_dir():
-        raise ConfigError(f"no folder {svg.parent}", expected="a folder for --svg")
+    for option, file in (("--svg", svg), ("--save", save)):
+        if file is not None:
+            check_file(option, file)
     made = WORKLOADS.get(sessions)
     played = read_sessions(Path(sessions)) if made is None else made(seed, scale)
     if save is not None:

@@ -34,8 +34,13 @@ def plan_overflow(
     nbytes = max(0, ram_left) // FREE_SHARE if asked is None else asked
     block = facts.kv_bytes_per_token(need.element_bytes) * need.block_tokens
     state = need.state_bytes(facts)
-    for_states = nbytes // STATE_SHARE if state and block else nbytes if state else 0
-    states = min(for_states // state, FULL_CONTEXTS * 16 * need.sequences) if state else 0
+    if state + block > nbytes:
+        # Keys and values are of no use without a state where a sequence has both.
+        least = [f"{need.block_tokens} tokens"] * bool(block) + ["a state"] * bool(state)
+        return Overflow(reason=f"{mib(nbytes)} of RAM hold less than {' and '.join(least)}")
+    for_states = min(nbytes // STATE_SHARE, nbytes - block) if block else nbytes
+    most_states = FULL_CONTEXTS * 16 * need.sequences
+    states = min(max(1, for_states // state), most_states) if state else 0
     left = nbytes - states * state
     blocks = min(left // block, FULL_CONTEXTS * useful_blocks(need)) if block else 0
     size = f"{mib(blocks * block + states * state)} of RAM"

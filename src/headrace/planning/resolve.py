@@ -12,12 +12,20 @@ from headrace.planning.budget import (
     MemoryBudget,
     device_memory,
     estimate_workspace,
-    mib,
     plan_memory,
     useful_blocks,
     with_experts,
 )
 from headrace.planning.cost import Costs, OnDisk, Seating, Speeds
+from headrace.planning.counts import (
+    MOST_DEVICE_STATES,
+    context_choice,
+    kv_blocks_choice,
+    saved_states,
+    sequences_choice,
+    state_slots_choice,
+    step_tokens_choice,
+)
 from headrace.planning.emulation import CORE_FLOPS, device_mark, emulate, guessed_host
 from headrace.planning.facts import ModelFacts
 from headrace.planning.machine import Machine
@@ -38,13 +46,8 @@ from headrace.planning.worth import chunk_tokens, worthwhile
 
 __all__ = ["Choice", "ExecutionPlan", "ExpertsPlan", "resolve"]
 
-STEP_TOKENS = 512
 MOST_STEP_TOKENS = 8192  # where prompts stream the experts
 WORKSPACE_SHARE = 16  # of device memory, at most one part in so many for longer steps
-CPU_STATES, DEVICE_STATES = 32, 8  # slots at least, where saved states are kept
-# Tokens of context to a saved state that is windows alone; windows are one part in so many of it.
-WINDOW_SPACING, WINDOW_SHARE = 1024, 4
-MOST_DEVICE_STATES = 32  # of slots for which experts are given up
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,17 +130,51 @@ def plan_for(
             f"context = {config.context}",
             expected=f"at most {facts.max_context}, which is the model's own",
         )
-    facts = facts.within(config.context or facts.max_context)
+    contexts = [config.context or facts.max_context]
+    if config.context is None:
+        contexts += sorted((n for n in facts.window_elements() if n < contexts[0]), reverse=True)
+    best, fault = None, None
+    # A window of more than memory holds only wastes it: each sequence has blocks for all of it. So
+    # a shorter context is tried, in which it is none.
+    for context in contexts:
+        if best is not None and best.memory.kv_tokens >= context:
+            break
+        try:
+            plan = _plan_within(config, machine, facts, device, dtype, found, context=context)
+        except CapacityError as error:
+            fault = fault or error
+            continue
+        if best is None or plan.context.value >= best.context.value:
+            best = plan
+    if best is None:
+        assert fault is not None
+        raise fault
+    return best
+
+
+def _plan_within(
+    config: EngineConfig,
+    machine: Machine,
+    facts: ModelFacts,
+    device: Choice[str],
+    dtype: Choice[str],
+    found: Found,
+    *,
+    context: int,
+) -> ExecutionPlan:
+    """For sequences of at most `context` tokens."""
+    own = facts.max_context
+    facts = facts.within(context)
     need = CacheNeed(
-        context=config.context or facts.max_context,
+        context=context,
         sequences=config.schedule.max_sequences,
         block_tokens=config.memory.block_tokens,
         element_bytes=kv_element_bytes(dtype.value),
         kv_bytes=config.memory.kv_bytes,
-        states=_saved_states(config, facts, on_cpu=device.value == "cpu"),
+        states=saved_states(config, facts, context, on_cpu=device.value == "cpu"),
         asked=config.context is not None,
     )
-    experts, tier, step_tokens = None, None, _step_tokens(config)
+    experts, tier, step_tokens, overflow = None, None, step_tokens_choice(config), NO_OVERFLOW
     if device.value == "cpu":
         tier, memory = _in_ram(config, machine, facts, need)
     else:
@@ -148,15 +185,16 @@ def plan_for(
         device=device,
         dtype=dtype,
         threads=resolve_threads(config, machine),
-        context=_context(config, facts, memory),
-        sequences=_sequences(config, memory),
-        state_slots=_state_slots(facts, memory),
-        kv_blocks=_kv_blocks(config, memory, dtype.value),
+        context=context_choice(config, own, need, memory),
+        sequences=sequences_choice(config, memory),
+        state_slots=state_slots_choice(facts, memory),
+        kv_blocks=kv_blocks_choice(config, memory, dtype.value),
         step_tokens=step_tokens,
         max_queued=config.schedule.max_queued,
         memory=memory,
         need=need,
         experts=experts,
+        overflow=overflow,
         tier=tier,
     )
 
@@ -166,7 +204,7 @@ def _in_ram(
 ) -> tuple[TierPlan | None, MemoryBudget]:
     """The CPU's memory, and which experts are in it where not all are."""
     total, free = machine.ram_total, machine.ram_free
-    need = DeviceNeed(cache, _step_tokens(config).value)
+    need = DeviceNeed(cache, step_tokens_choice(config).value)
     if config.experts.ram is not None and facts.rows:
         return plan_tier(config, machine, facts, need)
     try:
@@ -191,7 +229,7 @@ def _on_device(
     tier = plan_behind(config, machine, facts, device_bytes=_device_free(config, machine))
     rates = rates_of(config, machine, facts, found)
     split = decide_split(config, rates, facts)
-    steps = _step_tokens(config)
+    steps = step_tokens_choice(config)
     need = DeviceNeed(cache, steps.value)
     budget = device_memory(facts, _device_free(config, machine), need)
     seats = (seat if tier is None else seat_over_disk)(config, facts, budget, split)
@@ -339,62 +377,3 @@ def resolve_threads(config: EngineConfig, machine: Machine) -> Choice[int]:
     if config.threads is not None:
         return Choice(config.threads, f"asked for; {machine.physical_cores} physical cores")
     return Choice(machine.physical_cores, f"physical cores this process may use: {machine.name}")
-
-
-def _context(config: EngineConfig, facts: ModelFacts, memory: MemoryBudget) -> Choice[int]:
-    fits = memory.kv_tokens
-    if config.context is not None:
-        if config.context > fits:
-            raise CapacityError(
-                f"context = {config.context}, but memory holds keys and values of {fits} tokens",
-                expected=f"at most {fits}",
-                fix="lower the context, raise memory.kv_bytes or free memory",
-            )
-        return Choice(config.context, f"asked for; the model's own is {facts.max_context}")
-    if fits < facts.max_context:
-        return Choice(fits, f"the model's own is {facts.max_context}, memory holds {fits} tokens")
-    return Choice(facts.max_context, "the model's own")
-
-
-def _sequences(config: EngineConfig, memory: MemoryBudget) -> Choice[int]:
-    asked = config.schedule.max_sequences
-    if memory.state_slots and memory.state_slots < asked:
-        return Choice(
-            memory.state_slots, f"schedule.max_sequences is {asked}, memory holds fewer states"
-        )
-    return Choice(asked, "schedule.max_sequences")
-
-
-def _state_slots(facts: ModelFacts, memory: MemoryBudget) -> Choice[int]:
-    if memory.state_slots == 0:
-        return Choice(0, "no recurrent layers and no windows")
-    held = "".join(f", the last {n} tokens of windows in each" for n in facts.window_elements())
-    why = f"one per sequence, the others save states, {mib(memory.state_bytes)} in all{held}"
-    return Choice(memory.state_slots, why)
-
-
-def _saved_states(config: EngineConfig, facts: ModelFacts, *, on_cpu: bool) -> int:
-    """Slots that the prefix cache is worth; on a device they are taken from experts."""
-    if config.memory.prefix_cache == "off":
-        return 0
-    least, most = (CPU_STATES, 1 << 20) if on_cpu else (DEVICE_STATES, MOST_DEVICE_STATES)
-    windows = facts.window_elements()
-    if not windows or facts.state_bytes_per_sequence():
-        return least
-    # Windows are small beside the context that they are parts of: they are saved all along.
-    apart = max(WINDOW_SPACING, WINDOW_SHARE * max(windows))
-    return max(least, min((config.context or facts.max_context) // apart, most))
-
-
-def _kv_blocks(config: EngineConfig, memory: MemoryBudget, dtype: str) -> Choice[int]:
-    size = f"{memory.kv_tokens} tokens of {dtype}, {mib(memory.kv_bytes)}"
-    if config.memory.kv_bytes is not None:
-        return Choice(memory.kv_blocks, f"{size}: memory.kv_bytes")
-    return Choice(memory.kv_blocks, f"{size}: {memory.explain()}")
-
-
-def _step_tokens(config: EngineConfig) -> Choice[int]:
-    asked = config.schedule.step_tokens
-    if asked is not None:
-        return Choice(asked, "schedule.step_tokens")
-    return Choice(STEP_TOKENS, "other streams wait at most for so many prompt tokens")

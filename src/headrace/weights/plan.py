@@ -66,7 +66,7 @@ class WeightPlan:
     def nbytes(self, name: str) -> int:
         """Bytes of a canonical tensor in memory."""
         pieces = self.pieces[name]
-        if _mixed(pieces):
+        if _mixed(pieces) or is_expert_bias(name):
             return self.weights(name) * FLOAT32.element_bytes
         return sum(piece.nbytes for piece in pieces)
 
@@ -81,6 +81,11 @@ class WeightPlan:
             for piece in group:
                 weighed[piece.format.name] += piece.nbytes
         return weighed
+
+
+def is_expert_bias(name: str) -> bool:
+    """Held in float32, whatever the file has: kernels read nothing else."""
+    return ".experts." in name and name.endswith(".bias")
 
 
 def _mixed(group: Sequence[AnyPiece]) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from headrace.api.server import bind
-from headrace.cli import chat, model, options
+from headrace.cli import chat, destination, model, options
 from headrace.cli.environment import home, log_level
 from headrace.cli.main import main
 from headrace.cli.meter import size
@@ -59,6 +59,14 @@ def test_help_needs_neither_torch_nor_the_server(command):
         (("run", "/no/such/folder", "hi"), 1, "/no/such/folder"),
         (("bench", "prefill", "--format", "Q9_X"), 2, "Q9_X"),
         (("bench", "tier", "--top-k", "9", "--experts", "8"), 2, "top_k"),
+        (("bench", "hetero", "--layers", "2", "--experts", "11"), 2, "24 experts at least"),
+        (("bench", "hetero", "--misses", "17"), 2, "17 misses"),
+        (("bench", "hetero", "--hidden", "99999", "--width", "99999"), 1, "memory are free"),
+        (("bench", "hetero", "--charts", "/no/folder"), 2, "--charts: no folder /no/folder"),
+        (("bench", "load", "coding", "--url", "http://127.0.0.1:9", "--save", "/no/f"), 2, "/no"),
+        (("bench", "load", "coding", "--url", "http://127.0.0.1:9", "--save", "/tmp"), 2, "folder"),
+        (("bench", "load", "coding", "--url", "http://127.0.0.1:9", "--svg", "/no/f"), 2, "/no"),
+        (("bench", "decode", "--out", "/dev/null/f"), 2, "--out"),
         (("run", "org/name", "hi"), 2, "headrace pull org/name"),
         (("pull", "name"), 2, "org/name"),
         (("pull", "../name"), 2, "no model of a hub"),
@@ -225,3 +233,25 @@ def test_doctor_finds_the_port_taken(capsys):
     assert by_name["python"]["state"] == "ok"
     assert code == (0 if report["ok"] else 1)
     assert os.environ["HEADRACE_HOME"] in by_name["disk"]["found"]
+
+
+def test_what_cannot_be_written_is_told_before(tmp_path, monkeypatch):
+    file = tmp_path / "f.json"
+    destination.check_file("--out", tmp_path / "a" / "b" / "f.json", makes_folders=True)
+    destination.check_file("--svg", file)
+    destination.check_folder("--charts", tmp_path)
+    assert not list(tmp_path.iterdir())
+    file.write_text("kept")
+    destination.check_file("--save", file)
+    with pytest.raises(ConfigError, match="no folder"):
+        destination.check_folder("--charts", file)
+    with pytest.raises(ConfigError, match="no folder"):
+        destination.check_file("--out", file / "x", makes_folders=True)
+    # Root may write everywhere: what the system would say to others.
+    monkeypatch.setattr(destination.os, "access", lambda path, mode: False)
+    for place in (file, tmp_path / "other"):
+        with pytest.raises(ConfigError, match="cannot be written"):
+            destination.check_file("--save", place)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        destination.check_folder("--charts", tmp_path)
+    assert file.read_text() == "kept"

@@ -43,7 +43,8 @@ def test_facts_of_a_hybrid(folder: Path) -> None:
 def test_facts_count_windows_biases_and_dense_layers(folder: Path) -> None:
     facts = open_model(folder / "gpt_oss").facts
     assert [need.window for need in facts.state if isinstance(need, KvNeed)] == [7, None, 7]
-    assert facts.expert_bytes[0] == (3 * 37 * 44 + 2 * 37 + 44) * 2
+    # Biases are held in float32, whatever the file has.
+    assert facts.expert_bytes[0] == 3 * 37 * 44 * 2 + (2 * 37 + 44) * 4
     dense = open_model(folder / "qwen3_moe-dense-tied-linear").facts
     assert dense.experts == (7, 0, 7)
     assert dense.expert_bytes[1] == 0

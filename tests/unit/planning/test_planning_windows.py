@@ -8,9 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.config import EngineConfig
 from headrace.errors import CapacityError
 from headrace.planning.budget import CacheNeed, DeviceNeed, device_memory, plan_memory
 from headrace.planning.facts import KvNeed, ModelFacts, RecurrentNeed
+from headrace.planning.machine import Machine
+from headrace.planning.overflow import plan_overflow
+from headrace.planning.resolve import ExecutionPlan, resolve
 from headrace.planning.windows import blocks_each, windows_of
 
 GIB = 1 << 30
@@ -123,3 +127,56 @@ def test_a_window_of_the_whole_context_is_none() -> None:
     assert set(both.within(4096).window_elements()) == {128}
     assert both.within(4096).kv_bytes_per_token(2) == 2048
     assert dataclasses.replace(both, state=()).window_elements() == {}
+
+
+def planned(free: int, *windows: int | None, recurrent: bool = False) -> ExecutionPlan:
+    machine = Machine("tight", 2, 2, 4 * GIB, free, ("scalar",))
+    return resolve(EngineConfig(), machine, facts(*windows, recurrent=recurrent))
+
+
+def test_a_context_below_the_window_has_none() -> None:
+    """Forty layers of 2 KiB a token each; a window of 100,000 takes 7.6 GiB a sequence."""
+    free = GIB + 2 * GIB
+    plan = planned(free, *[100_000] * 40)
+    assert plan.state_slots.value == 0
+    assert plan.context.value == 1536 * (1 << 20) // (40 * 2048 * 16) * 16  # half a GiB is kept
+    assert plan.need.context == 100_000
+    # As if the model had never had them.
+    plain = planned(free, *[None] * 40)
+    assert plan.kv_blocks.value == plain.kv_blocks.value
+
+
+def test_of_several_windows_the_wide_ones_go() -> None:
+    plan = planned(GIB + 2 * GIB, *[128] * 20, *[100_000] * 20)
+    assert plan.state_slots.value >= 16
+    assert 20_000 < plan.context.value < 100_000
+    assert plan.need.context == 100_000
+    roomy = planned(64 * GIB, *[128] * 20, *[100_000] * 20)
+    assert roomy.need.context == roomy.context.value == 131_072
+
+
+def test_it_is_never_less_than_with_windows() -> None:
+    for free in range(GIB + 600 * (1 << 20), 4 * GIB, 150 * (1 << 20)):
+        plan = planned(free, *[8192] * 30, *[None] * 2, recurrent=True)
+        assert plan.context.value == min(plan.memory.kv_tokens, plan.need.context)
+        wide = [n for n in (8192,) if n < plan.need.context]
+        assert all(n <= plan.memory.kv_tokens for n in wide)
+
+
+@pytest.mark.parametrize("windows", [(None, None), (128, None), (128,)])
+def test_a_host_tier_has_blocks_and_states_or_nothing(windows: tuple[int | None, ...]) -> None:
+    recurrent = facts(*windows, recurrent=True)
+    cache = need(1000)
+    state, block = cache.state_bytes(recurrent), recurrent.kv_bytes_per_token(2) * 16
+    for asked in (0, block, state, state + block - 1):
+        made = plan_overflow(recurrent, cache, ram_left=0, asked=asked)
+        if asked < state + block:
+            assert (made.blocks, made.states) == (0, 0)
+            assert "state" in made.reason
+    least = plan_overflow(recurrent, cache, ram_left=0, asked=state + block)
+    assert least.states >= 1
+    assert least.blocks >= (1 if block else 0)
+    many = plan_overflow(recurrent, cache, ram_left=0, asked=100 * (state + block))
+    assert many.states > 1
+    assert bool(many.blocks) == bool(block)
+    assert many.states * state + many.blocks * block <= 100 * (state + block)

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from headrace.config import EngineConfig
 from headrace.errors import CapacityError, ConfigError
 from headrace.planning.budget import CacheNeed, mib, plan_memory
+from headrace.planning.counts import STEP_TOKENS
 from headrace.planning.facts import KvNeed, ModelFacts, RecurrentNeed, StateNeed
 from headrace.planning.machine import Machine
-from headrace.planning.resolve import STEP_TOKENS, resolve
+from headrace.planning.resolve import resolve
 
 GIB = 1 << 30
 MIB = 1 << 20
