@@ -23,7 +23,7 @@ class AttentionBlock:
         self._spec, self._ops = spec, ops
         self._eps, self._plus_one = model.eps, model.norm_plus_one
         self._project = scope.linear("q", "k", "v", bias=spec.bias)
-        self._out = scope.linear("o", bias=spec.bias)
+        self._out = scope.linear("o", bias=spec.out_bias)
         normed = spec.qk_norm != QkNorm.NONE
         self._q_norm = scope.vector("q_norm") if normed else None
         self._k_norm = scope.vector("k_norm") if normed else None

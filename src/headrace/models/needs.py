@@ -35,8 +35,8 @@ def _attention(hidden: int, a: Attention) -> Shapes:
         "v": (v_rows, hidden),
         "o": (hidden, a.heads * a.value_dim),
     }
-    if a.bias:
-        shapes |= {f"{name}.bias": shape[:1] for name, shape in list(shapes.items())}
+    biased = ("q", "k", "v") * a.bias + ("o",) * a.out_bias
+    shapes |= {f"{name}.bias": shapes[name][:1] for name in biased}
     if a.qk_norm == QkNorm.HEAD:
         shapes |= {"q_norm": (a.head_dim,), "k_norm": (a.head_dim,)}
     if a.qk_norm == QkNorm.WHOLE:

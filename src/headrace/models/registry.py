@@ -7,7 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import CheckpointError
-from headrace.models.families import gpt_oss, mixtral, olmoe, qwen3_5_moe, qwen3_moe
+from headrace.models.families import (
+    dots1,
+    exaone_moe,
+    glm4_moe,
+    gpt_oss,
+    hy_v3,
+    minimax_m2,
+    mixtral,
+    olmoe,
+    qwen2_moe,
+    qwen3_5_moe,
+    qwen3_moe,
+    solar_open,
+)
 from headrace.models.fields import Fields
 from headrace.models.spec import ModelSpec
 from headrace.weights.checkpoint import GGUF, PUBLISHED, Checkpoint
@@ -22,17 +35,27 @@ class Family:
     names: Mapping[str, NameMap]
 
 
-def _family(spec_from: Callable[[Fields], ModelSpec], published: NameMap, gguf: NameMap) -> Family:
-    return Family(spec_from, {PUBLISHED: published, GGUF: gguf})
+def _family(
+    spec_from: Callable[[Fields], ModelSpec], published: NameMap, gguf: NameMap | None = None
+) -> Family:
+    dialects = {PUBLISHED: published} | ({} if gguf is None else {GGUF: gguf})
+    return Family(spec_from, dialects)
 
 
 FAMILIES: Mapping[str, Family] = {
+    "dots1": _family(dots1.spec_from, dots1.NAMES, dots1.GGUF_NAMES),
+    "exaone_moe": _family(exaone_moe.spec_from, exaone_moe.NAMES),
+    "glm4_moe": _family(glm4_moe.spec_from, glm4_moe.NAMES, glm4_moe.GGUF_NAMES),
     "gpt_oss": _family(gpt_oss.spec_from, gpt_oss.NAMES, gpt_oss.GGUF_NAMES),
+    "hy_v3": _family(hy_v3.spec_from, hy_v3.NAMES),
+    "minimax_m2": _family(minimax_m2.spec_from, minimax_m2.NAMES, minimax_m2.GGUF_NAMES),
     "mixtral": _family(mixtral.spec_from, mixtral.NAMES, mixtral.GGUF_NAMES),
     "olmoe": _family(olmoe.spec_from, olmoe.NAMES, olmoe.GGUF_NAMES),
+    "qwen2_moe": _family(qwen2_moe.spec_from, qwen2_moe.NAMES, qwen2_moe.GGUF_NAMES),
     "qwen3_5_moe": _family(qwen3_5_moe.spec_from, qwen3_5_moe.NAMES, qwen3_5_moe.GGUF_NAMES),
     "qwen3_5_moe_text": _family(qwen3_5_moe.spec_from, qwen3_5_moe.NAMES, qwen3_5_moe.GGUF_NAMES),
     "qwen3_moe": _family(qwen3_moe.spec_from, qwen3_moe.NAMES, qwen3_moe.GGUF_NAMES),
+    "solar_open": _family(solar_open.spec_from, solar_open.NAMES),
 }
 
 

@@ -51,6 +51,8 @@ def open_model(path: Path) -> ModelSource:
     needs = needs_of(spec)
     own = checkpoint.dialect == CANONICAL
     names = canonical_names(needs) if own else family.names[checkpoint.dialect]
+    count = len(spec.layers)
+    names = names.without(f"layers.{i}." for i in range(count, count + spec.ahead))
     spare = frozenset({"head"}) if spec.tied else frozenset[str]()
     plan = plan_weights(checkpoint, names, needs, spare)
     return ModelSource(checkpoint, spec, plan, facts_of(spec, plan))

@@ -74,7 +74,8 @@ class Attention:
     rope: Rope | None
     window: int = 0  # keys seen, the query's own counted; 0 = all
     qk_norm: QkNorm = QkNorm.NONE
-    bias: bool = False  # q, k, v and output
+    bias: bool = False  # of q, k and v
+    out_bias: bool = False
     sinks: bool = False
     gate: bool = False
     clip: float | None = None  # of q, k and v before rotation
@@ -150,7 +151,9 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """`norm_plus_one`: norms multiply by 1 + weight (not the one inside DeltaNet)."""
+    """`norm_plus_one`: norms multiply by 1 + weight (not the one inside DeltaNet). `ahead`: layers
+    that files may hold behind the last one to predict further tokens; they are not computed.
+    """
 
     family: str
     hidden: int
@@ -160,3 +163,4 @@ class ModelSpec:
     tied: bool  # the head is the embedding
     layers: tuple[LayerSpec, ...]
     norm_plus_one: bool = False
+    ahead: int = 0

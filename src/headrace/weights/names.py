@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import dataclass
 from enum import Enum
 
@@ -149,6 +150,13 @@ class NameMap:
                 self._patterns.append((re.compile(text), r))
             else:
                 self._exact[r.stored] = r
+
+    def without(self, skipped: Iterable[str]) -> NameMap:
+        """The same, but names that start with one of these, behind a prefix, are skipped too."""
+        other = copy(self)
+        more = (prefix + name for prefix in self._prefixes for name in skipped)
+        other._skipped = (*self._skipped, *more)
+        return other
 
     def skips(self, stored: str) -> bool:
         return stored.startswith(self._skipped) if self._skipped else False

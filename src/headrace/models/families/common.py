@@ -28,6 +28,11 @@ QK_NORM = (
     rule(f"{_L}.self_attn.q_norm.weight", f"{_L}.q_norm"),
     rule(f"{_L}.self_attn.k_norm.weight", f"{_L}.k_norm"),
 )
+# A shared expert with a gate of its own.
+SHARED = (
+    *(rule(f"{_L}.mlp.shared_expert.{n}_proj.weight", f"{_L}.shared.{n}") for n in _KINDS),
+    rule(f"{_L}.mlp.shared_expert_gate.weight", f"{_L}.shared_gate"),
+)
 FFN = tuple(rule(f"{_L}.mlp.{n}_proj.weight", f"{_L}.dense.{n}") for n in _KINDS)
 
 # The names that GGUF files have; a shared expert's gate is a vector there.
@@ -46,6 +51,10 @@ GGUF_ATTENTION = (
     *(rule(f"{_G}.attn_{n}_norm.weight", f"{_L}.{n}_norm") for n in "qk"),
 )
 GGUF_FFN = tuple(rule(f"{_G}.ffn_{n}.weight", f"{_L}.dense.{n}") for n in _KINDS)
+GGUF_SHARED = (
+    *(rule(f"{_G}.ffn_{n}_shexp.weight", f"{_L}.shared.{n}") for n in _KINDS),
+    rule(f"{_G}.ffn_gate_inp_shexp.weight", f"{_L}.shared_gate", layouts=(Layout.ONE_ROW,)),
+)
 GGUF_MOE = (
     *(rule(f"{_G}.ffn_gate_inp.{part}", f"{_L}.router{end}") for part, end in _PARTS),
     *(
@@ -72,13 +81,15 @@ def attention_of(fields: Fields, **more: Any) -> Attention:
     """The numbers every grouped-query attention has; `more` overrides or adds to them."""
     heads = fields.count("num_attention_heads")
     head_dim = head_dim_of(fields)
+    biased = fields.flag("attention_bias", default=False)
     values: dict[str, Any] = {
         "heads": heads,
         "kv_heads": fields.divisor("num_key_value_heads", heads, heads),
         "head_dim": head_dim,
         "value_dim": head_dim,
         "scale": head_dim**-0.5,
-        "bias": fields.flag("attention_bias", default=False),
+        "bias": biased,
+        "out_bias": biased,
     }
     return Attention(**{**values, **more})
 
@@ -93,6 +104,7 @@ def model_of(fields: Fields, family: str, layers: Iterable[LayerSpec], **more: A
         eps=fields.number("rms_norm_eps"),
         tied=fields.flag("tie_word_embeddings", default=False),
         layers=tuple(layers),
+        ahead=fields.count("num_nextn_predict_layers", 0, low=0, high=64),
         **more,
     )
 
@@ -111,6 +123,13 @@ def experts_of(fields: Fields) -> int:
 
 def top_k_of(fields: Fields, default: int | None = None) -> int:
     return fields.count("num_experts_per_tok", default, high=experts_of(fields))
+
+
+def sparse_layers(fields: Fields) -> list[bool]:
+    """Which layers have experts: every `decoder_sparse_step`-th that is not in `mlp_only_layers`."""
+    every = fields.count("decoder_sparse_step", 1)
+    plain = fields.counts("mlp_only_layers")
+    return [i not in plain and (i + 1) % every == 0 for i in range(layers_of(fields))]
 
 
 def layers_of(fields: Fields) -> int:

@@ -89,6 +89,7 @@ def spec_from(fields: Fields) -> ModelSpec:
                 window=window if kind == _KINDS[0] else 0,
                 sinks=True,
                 bias=biased,
+                out_bias=biased,
             ),
             moe,
         )

@@ -11,7 +11,9 @@ from headrace.models.families.common import (
     GGUF_ATTENTION,
     GGUF_BODY,
     GGUF_MOE,
+    GGUF_SHARED,
     QK_NORM,
+    SHARED,
     attention_of,
     experts_of,
     head_dim_of,
@@ -46,11 +48,7 @@ NAMES = NameMap(
         ),
         rule(f"{_L}.mlp.experts.down_proj", f"{_L}.experts.down"),
         *per_expert(f"{_L}.mlp.experts.{{expert}}", "gate_proj", "up_proj", "down_proj"),
-        *(
-            rule(f"{_L}.mlp.shared_expert.{n}_proj.weight", f"{_L}.shared.{n}")
-            for n in ("gate", "up", "down")
-        ),
-        rule(f"{_L}.mlp.shared_expert_gate.weight", f"{_L}.shared_gate"),
+        *SHARED,
     ),
     prefixes=("model.language_model.", "model."),
     skipped=("mtp.", "model.visual."),
@@ -70,8 +68,7 @@ GGUF_NAMES = NameMap(
         rule(f"{_G}.ssm_dt.bias", f"{_L}.dt_bias"),
         rule(f"{_G}.ssm_norm.weight", f"{_L}.delta_norm"),
         rule(f"{_G}.ssm_out.weight", f"{_L}.o"),
-        *(rule(f"{_G}.ffn_{n}_shexp.weight", f"{_L}.shared.{n}") for n in ("gate", "up", "down")),
-        rule(f"{_G}.ffn_gate_inp_shexp.weight", f"{_L}.shared_gate", layouts=(Layout.ONE_ROW,)),
+        *GGUF_SHARED,
     ),
 )
 _KINDS = ("linear_attention", "full_attention")

@@ -14,9 +14,9 @@ from headrace.models.families.common import (
     attention_of,
     experts_of,
     head_dim_of,
-    layers_of,
     model_of,
     per_expert,
+    sparse_layers,
     top_k_of,
 )
 from headrace.models.fields import Fields, read_rope
@@ -59,10 +59,5 @@ def spec_from(fields: Fields) -> ModelSpec:
         activation=activation,
     )
     dense = Dense(fields.count("intermediate_size"), activation)
-    every = fields.count("decoder_sparse_step", 1)
-    plain = fields.counts("mlp_only_layers")
-    layers = (
-        LayerSpec(mixer, dense if i in plain or (i + 1) % every else moe)
-        for i in range(layers_of(fields))
-    )
+    layers = (LayerSpec(mixer, moe if sparse else dense) for sparse in sparse_layers(fields))
     return model_of(fields, "qwen3_moe", layers)
