@@ -33,6 +33,10 @@ FIXED: dict[str, dict[str, Any]] = {
     "qwen3_moe-yarn": {},
     "gpt_oss": {"swiglu_limit": 7.0, "num_attention_heads": 4},
     "qwen3_5_moe": {},
+    "glm4_moe": {},
+    "dots1": {"n_group": 1, "sliding_window": None},
+    "minimax_m2": {},
+    "qwen2_moe": {"mlp_only_layers": []},
 }
 
 

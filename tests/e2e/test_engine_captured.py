@@ -25,7 +25,15 @@ from headrace.errors import CapacityError, DeviceError
 from headrace.experts.placement import Hybrid
 from headrace.models.state import Batch, State
 
-FAMILIES = ["mixtral", "gpt_oss", "olmoe", "qwen3_moe-dense-tied-linear", "qwen3_5_moe"]
+FAMILIES = [
+    "mixtral",
+    "gpt_oss",
+    "olmoe",
+    "qwen3_moe-dense-tied-linear",
+    "qwen3_5_moe",
+    "glm4_moe",
+    "exaone_moe",
+]
 
 
 class Plain(Graphs):

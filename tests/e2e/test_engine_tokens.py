@@ -25,7 +25,14 @@ from headrace.engine.engine import Engine
 from headrace.engine.request import Finish, Request, Sampling
 from headrace.errors import CapacityError, CheckpointError, ConfigError
 
-FAMILIES = ["mixtral", "qwen3_moe-dense-tied-linear", "gpt_oss", "qwen3_5_moe"]
+FAMILIES = [
+    "mixtral",
+    "qwen3_moe-dense-tied-linear",
+    "gpt_oss",
+    "qwen3_5_moe",
+    "glm4_moe",
+    "exaone_moe",
+]
 VOCAB = tiny.VOCAB
 REQUESTS = [
     Request(

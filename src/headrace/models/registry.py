@@ -9,6 +9,7 @@ from typing import Any
 from headrace.errors import CheckpointError
 from headrace.models.families import (
     dots1,
+    ernie4_5_moe,
     exaone_moe,
     glm4_moe,
     gpt_oss,
@@ -44,6 +45,7 @@ def _family(
 
 FAMILIES: Mapping[str, Family] = {
     "dots1": _family(dots1.spec_from, dots1.NAMES, dots1.GGUF_NAMES),
+    "ernie4_5_moe": _family(ernie4_5_moe.spec_from, ernie4_5_moe.NAMES),
     "exaone_moe": _family(exaone_moe.spec_from, exaone_moe.NAMES),
     "glm4_moe": _family(glm4_moe.spec_from, glm4_moe.NAMES, glm4_moe.GGUF_NAMES),
     "gpt_oss": _family(gpt_oss.spec_from, gpt_oss.NAMES, gpt_oss.GGUF_NAMES),

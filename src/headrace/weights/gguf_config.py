@@ -21,7 +21,9 @@ _NO_PART = frozenset(
     ["vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "rope.dimension_sections",
      "expert_shared_count", "nextn_predict_layers", "pooling_type"]
 )  # fmt: skip
+MAX_LAYERS = 1 << 12
 _CONTROL = 3
+_SIGMOID = 2
 _ENDS = frozenset(
     ["</s>", "<|endoftext|>", "<|im_end|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>",
      "<|return|>", "<|call|>"]
@@ -110,6 +112,8 @@ def layers_of(metadata: Mapping[str, Any], where: str) -> int:
         return 1 << 30
     ahead = keys.get("nextn_predict_layers", 0)
     count = keys.count("block_count")
+    if count > MAX_LAYERS:
+        raise keys.error("block_count", f"at most {MAX_LAYERS} layers")
     if type(ahead) is not int or not 0 <= ahead < count:
         raise keys.error("nextn_predict_layers", f"less than {count} layers")
     return count - ahead
@@ -303,8 +307,78 @@ def _qwen35(keys: Keys, tensors: Tensors) -> Config:
     }
 
 
+def _balanced(keys: Keys) -> Config:
+    """Sigmoid scores with a bias for the choice alone, as DeepSeek-V3 has them."""
+    if keys.get("expert_gating_func", _SIGMOID) != _SIGMOID:
+        raise keys.error("expert_gating_func", f"{_SIGMOID}, sigmoid scores")
+    return {
+        "n_routed_experts": keys.count("expert_count"),
+        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
+        "n_shared_experts": keys.get("expert_shared_count", 0),
+        "n_group": keys.count("expert_group_count", 1),
+        "topk_group": keys.count("expert_group_used_count", 1),
+        "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
+    }
+
+
+def _dense_first(keys: Keys) -> Config:
+    return {
+        "first_k_dense_replace": keys.get("leading_dense_block_count", 0),
+        "intermediate_size": keys.count("feed_forward_length"),
+    }
+
+
+def _glm4(keys: Keys, tensors: Tensors) -> Config:
+    return {
+        "model_type": "glm4_moe",
+        **_balanced(keys),
+        **_dense_first(keys),
+        "norm_topk_prob": _normalised(keys, default=True),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in tensors,
+    }
+
+
+def _dots1(keys: Keys, tensors: Tensors) -> Config:
+    return {
+        "model_type": "dots1",
+        **_balanced(keys),
+        **_dense_first(keys),
+        "norm_topk_prob": _normalised(keys, default=False),
+    }
+
+
+def _minimax(keys: Keys, tensors: Tensors) -> Config:
+    keys.get("feed_forward_length")
+    config = _balanced(keys)
+    return {
+        "model_type": "minimax_m2",
+        "num_local_experts": config["n_routed_experts"],
+        "intermediate_size": config["moe_intermediate_size"],
+        "routed_scaling_factor": config["routed_scaling_factor"],
+        "norm_topk_prob": _normalised(keys, default=True),
+    }
+
+
+def _qwen2(keys: Keys, tensors: Tensors) -> Config:
+    shared = tensors.get("blk.0.ffn_down_shexp.weight")
+    width = shared.shape[-1] if shared is not None else None
+    return {
+        "model_type": "qwen2_moe",
+        "num_experts": keys.count("expert_count"),
+        "moe_intermediate_size": _expert_width(keys),
+        "shared_expert_intermediate_size": keys.count("expert_shared_feed_forward_length", width),
+        "intermediate_size": keys.count("feed_forward_length"),
+        "norm_topk_prob": _normalised(keys, default=False),
+        "qkv_bias": "blk.0.attn_q.bias" in tensors,
+    }
+
+
 _ARCHITECTURES: Mapping[str, Callable[[Keys, Tensors], Config]] = {
+    "dots1": _dots1,
+    "glm4moe": _glm4,
     "llama": _mixtral,
+    "minimax-m2": _minimax,
+    "qwen2moe": _qwen2,
     "qwen3moe": _qwen3,
     "olmoe": _olmoe,
     "gpt-oss": _gpt_oss,

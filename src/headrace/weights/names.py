@@ -50,6 +50,7 @@ class Layout(Enum):
     EVEN_ODD_LAST = "[.., 2N]: the even elements, the odd ones"
     ONE_ROW = "[K] or [1, K] -> [1, K]"
     DROP_MIDDLE = "[N, 1, K] -> [N, K]"
+    DROP_FIRST = "[1, K] -> [K]"
 
 
 def _transpose(v: View) -> tuple[View, ...]:
@@ -78,6 +79,10 @@ def _drop_middle(v: View) -> tuple[View, ...]:
     return (View((v.shape[0], v.shape[2]), (v.strides[0], v.strides[2]), v.start),)
 
 
+def _drop_first(v: View) -> tuple[View, ...]:
+    return (View(v.shape[1:], v.strides[1:], v.start),)
+
+
 _LAYOUTS: dict[Layout, tuple[int, Callable[[View], tuple[View, ...]]]] = {
     Layout.TRANSPOSE: (2, _transpose),
     Layout.HALVES: (2, _halves),
@@ -85,6 +90,7 @@ _LAYOUTS: dict[Layout, tuple[int, Callable[[View], tuple[View, ...]]]] = {
     Layout.EVEN_ODD_LAST: (1, _every_other(-1)),
     Layout.ONE_ROW: (1, _one_row),
     Layout.DROP_MIDDLE: (3, _drop_middle),
+    Layout.DROP_FIRST: (2, _drop_first),
 }
 
 

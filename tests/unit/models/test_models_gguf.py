@@ -174,6 +174,7 @@ def test_tokens_that_end_an_answer() -> None:
         ("llama", {"expert_count": 0}, "expert_count = 0"),
         ("llama", {"expert_count": None}, "Mixture-of-Experts"),
         ("qwen35moe", {"nextn_predict_layers": 4}, "nextn_predict_layers"),
+        ("qwen3moe", {"block_count": 1 << 39}, "at most 4096 layers"),
         ("qwen35moe", {"ssm__inner_size": 65}, "ssm.inner_size"),
         ("gpt-oss", {"rope__scaling__yarn_ext_factor": 0.5}, "yarn_ext_factor"),
     ],

@@ -248,7 +248,7 @@ def text(**change: Any) -> dict[str, Any]:
 
 
 BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "unknown": ({"model_type": "mamba9"}, ("'mamba9' is not supported", "gpt_oss, mixtral, olmoe")),
+    "unknown": ({"model_type": "mamba9"}, ("'mamba9' is not supported", "mixtral, olmoe")),
     "unnamed": ({"architectures": ["FooLM"]}, ("['FooLM'] is not supported",)),
     "not a word": ({"model_type": ["mixtral"]}, ("is not supported",)),
     "new flag": ({**MIXTRAL, "use_logit_softcap": 30.0}, ("use_logit_softcap = 30.0",)),

@@ -20,7 +20,7 @@ def experts_named(
     stem: str = "mlp",
     *,
     router: str = "gate.weight",
-    bias: str = "gate.e_score_correction_bias",
+    bias: str | None = "gate.e_score_correction_bias",
     shared: str = "shared_experts",
 ) -> tuple[Rule, ...]:
     """The tensors of a layer's experts, under `layers.N.{stem}.`."""
@@ -29,15 +29,8 @@ def experts_named(
         *per_expert(f"{at}.experts.{{expert}}", *(f"{n}_proj" for n in _KINDS)),
         *(rule(f"{at}.{shared}.{n}_proj.weight", f"{_L}.shared.{n}") for n in _KINDS),
         rule(f"{at}.{router}", f"{_L}.router"),
-        rule(f"{at}.{bias}", f"{_L}.correction_bias"),
+        *([] if bias is None else [rule(f"{at}.{bias}", f"{_L}.correction_bias")]),
     )
-
-
-GGUF_EXPERTS = (
-    *(rule(f"blk.{{layer}}.ffn_{n}_shexp.weight", f"{_L}.shared.{n}") for n in _KINDS),
-    rule("blk.{layer}.exp_probs_b.bias", f"{_L}.correction_bias"),
-    rule("blk.{layer}.exp_probs_b", f"{_L}.correction_bias"),
-)
 
 
 def moe_of(

@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.models.fields import Fields
 from headrace.models.spec import Attention, LayerSpec, ModelSpec
-from headrace.weights.names import Layout, Rule, rule
+from headrace.weights.names import Rule, rule
 
 _L = "layers.{layer}"
 _KINDS = ("gate", "up", "down")
@@ -34,41 +34,6 @@ SHARED = (
     rule(f"{_L}.mlp.shared_expert_gate.weight", f"{_L}.shared_gate"),
 )
 FFN = tuple(rule(f"{_L}.mlp.{n}_proj.weight", f"{_L}.dense.{n}") for n in _KINDS)
-
-# The names that GGUF files have; a shared expert's gate is a vector there.
-_G = "blk.{layer}"
-GGUF_BODY = (
-    rule("token_embd.weight", "embed"),
-    rule("output_norm.weight", "norm"),
-    rule("output.weight", "head"),
-    rule(f"{_G}.attn_norm.weight", f"{_L}.mixer_norm"),
-    rule(f"{_G}.ffn_norm.weight", f"{_L}.ffn_norm"),
-    rule(f"{_G}.post_attention_norm.weight", f"{_L}.ffn_norm"),
-)
-GGUF_ATTENTION = (
-    *(rule(f"{_G}.attn_{n}.{part}", f"{_L}.{n}{end}") for n in "qkv" for part, end in _PARTS),
-    *(rule(f"{_G}.attn_output.{part}", f"{_L}.o{end}") for part, end in _PARTS),
-    *(rule(f"{_G}.attn_{n}_norm.weight", f"{_L}.{n}_norm") for n in "qk"),
-)
-GGUF_FFN = tuple(rule(f"{_G}.ffn_{n}.weight", f"{_L}.dense.{n}") for n in _KINDS)
-GGUF_SHARED = (
-    *(rule(f"{_G}.ffn_{n}_shexp.weight", f"{_L}.shared.{n}") for n in _KINDS),
-    rule(f"{_G}.ffn_gate_inp_shexp.weight", f"{_L}.shared_gate", layouts=(Layout.ONE_ROW,)),
-)
-GGUF_MOE = (
-    *(rule(f"{_G}.ffn_gate_inp.{part}", f"{_L}.router{end}") for part, end in _PARTS),
-    *(
-        rule(f"{_G}.ffn_{n}_exps.{part}", f"{_L}.experts.{n}{end}")
-        for n in _KINDS
-        for part, end in _PARTS
-    ),
-    rule(
-        f"{_G}.ffn_gate_up_exps.weight",
-        f"{_L}.experts.gate",
-        f"{_L}.experts.up",
-        layouts=(Layout.HALVES,),
-    ),
-)
 
 
 def per_expert(stem: str, gate: str, up: str, down: str) -> tuple[Rule, ...]:
@@ -126,7 +91,7 @@ def top_k_of(fields: Fields, default: int | None = None) -> int:
 
 
 def sparse_layers(fields: Fields) -> list[bool]:
-    """Which layers have experts: every `decoder_sparse_step`-th that is not in `mlp_only_layers`."""
+    """Which layers have experts: each `decoder_sparse_step`-th that is not in `mlp_only_layers`."""
     every = fields.count("decoder_sparse_step", 1)
     plain = fields.counts("mlp_only_layers")
     return [i not in plain and (i + 1) % every == 0 for i in range(layers_of(fields))]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from headrace.models.families.balanced import (
-    GGUF_EXPERTS,
     experts_named,
     feed_forward_of,
     moe_of,
@@ -12,15 +11,18 @@ from headrace.models.families.common import (
     ATTENTION,
     BODY,
     FFN,
-    GGUF_ATTENTION,
-    GGUF_BODY,
-    GGUF_FFN,
-    GGUF_MOE,
     QK_NORM,
     attention_of,
     head_dim_of,
     layers_of,
     model_of,
+)
+from headrace.models.families.gguf import (
+    GGUF_ATTENTION,
+    GGUF_BODY,
+    GGUF_EXPERTS,
+    GGUF_FFN,
+    GGUF_MOE,
 )
 from headrace.models.fields import Fields, read_rope
 from headrace.models.spec import LayerSpec, ModelSpec, QkNorm

@@ -8,9 +8,6 @@ from __future__ import annotations
 from headrace.models.families.common import (
     ATTENTION,
     BODY,
-    GGUF_ATTENTION,
-    GGUF_BODY,
-    GGUF_MOE,
     attention_of,
     experts_of,
     head_dim_of,
@@ -18,6 +15,7 @@ from headrace.models.families.common import (
     model_of,
     top_k_of,
 )
+from headrace.models.families.gguf import GGUF_ATTENTION, GGUF_BODY, GGUF_MOE
 from headrace.models.fields import Fields, read_rope
 from headrace.models.spec import LayerSpec, ModelSpec, Moe
 from headrace.ops.table import Activation, Router, Score

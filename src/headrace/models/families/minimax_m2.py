@@ -6,13 +6,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headrace.models.families.balanced import GGUF_EXPERTS, moe_of
+from headrace.models.families.balanced import moe_of
 from headrace.models.families.common import (
     ATTENTION,
     BODY,
-    GGUF_ATTENTION,
-    GGUF_BODY,
-    GGUF_MOE,
     QK_NORM,
     attention_of,
     head_dim_of,
@@ -20,6 +17,7 @@ from headrace.models.families.common import (
     model_of,
     per_expert,
 )
+from headrace.models.families.gguf import GGUF_ATTENTION, GGUF_BODY, GGUF_EXPERTS, GGUF_MOE
 from headrace.models.fields import Fields, read_rope
 from headrace.models.spec import LayerSpec, ModelSpec, QkNorm
 from headrace.weights.names import NameMap, rule

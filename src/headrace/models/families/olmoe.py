@@ -5,9 +5,6 @@ from __future__ import annotations
 from headrace.models.families.common import (
     ATTENTION,
     BODY,
-    GGUF_ATTENTION,
-    GGUF_BODY,
-    GGUF_MOE,
     QK_NORM,
     attention_of,
     experts_of,
@@ -17,6 +14,7 @@ from headrace.models.families.common import (
     per_expert,
     top_k_of,
 )
+from headrace.models.families.gguf import GGUF_ATTENTION, GGUF_BODY, GGUF_MOE
 from headrace.models.fields import Fields, read_rope
 from headrace.models.spec import LayerSpec, ModelSpec, Moe, QkNorm
 from headrace.ops.table import Router

@@ -6,11 +6,6 @@ from headrace.models.families.common import (
     ATTENTION,
     BODY,
     FFN,
-    GGUF_ATTENTION,
-    GGUF_BODY,
-    GGUF_FFN,
-    GGUF_MOE,
-    GGUF_SHARED,
     SHARED,
     attention_of,
     experts_of,
@@ -21,6 +16,7 @@ from headrace.models.families.common import (
     sparse_layers,
     top_k_of,
 )
+from headrace.models.families.gguf import GGUF_ATTENTION, GGUF_BODY, GGUF_FFN, GGUF_MOE, GGUF_SHARED
 from headrace.models.fields import Fields, read_rope
 from headrace.models.spec import Dense, LayerSpec, ModelSpec, Moe, SharedExpert
 from headrace.ops.table import Router

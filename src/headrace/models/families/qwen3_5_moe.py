@@ -8,10 +8,6 @@ from __future__ import annotations
 from headrace.models.families.common import (
     ATTENTION,
     BODY,
-    GGUF_ATTENTION,
-    GGUF_BODY,
-    GGUF_MOE,
-    GGUF_SHARED,
     QK_NORM,
     SHARED,
     attention_of,
@@ -22,6 +18,7 @@ from headrace.models.families.common import (
     per_expert,
     top_k_of,
 )
+from headrace.models.families.gguf import GGUF_ATTENTION, GGUF_BODY, GGUF_MOE, GGUF_SHARED
 from headrace.models.fields import Fields, read_rope
 from headrace.models.spec import DeltaRule, LayerSpec, ModelSpec, Moe, QkNorm, SharedExpert
 from headrace.ops.table import Router

@@ -6,10 +6,6 @@ from headrace.models.families.common import (
     ATTENTION,
     BODY,
     FFN,
-    GGUF_ATTENTION,
-    GGUF_BODY,
-    GGUF_FFN,
-    GGUF_MOE,
     QK_NORM,
     attention_of,
     experts_of,
@@ -19,6 +15,7 @@ from headrace.models.families.common import (
     sparse_layers,
     top_k_of,
 )
+from headrace.models.families.gguf import GGUF_ATTENTION, GGUF_BODY, GGUF_FFN, GGUF_MOE
 from headrace.models.fields import Fields, read_rope
 from headrace.models.spec import Dense, LayerSpec, ModelSpec, Moe, QkNorm
 from headrace.ops.table import Router
