@@ -61,9 +61,12 @@ PRETOKENIZERS: Mapping[str, Pretokenizer] = {
     "llama3": _LLAMA,
     "llama-v3": _LLAMA,
     "dbrx": Pretokenizer(_LLAMA3),
+    "chatglm-bpe": Pretokenizer(_LLAMA3),
+    "glm4": Pretokenizer(_LLAMA3, whole_words=True),
     "qwen2": Pretokenizer(_QWEN2, nfc=True),
     "qwen35": Pretokenizer(_QWEN35, nfc=True),
     "gpt-4o": Pretokenizer(_GPT4O, whole_words=True),
+    "minimax-m2": Pretokenizer(_GPT4O),
     "tekken": Pretokenizer(_TEKKEN, whole_words=True, bos=True),
 }
 Metadata = Mapping[str, Any]

@@ -23,7 +23,8 @@ CORPUS = (
     "def add(a, b):\n\treturn a + b  # naïve, WON'T overflow\n\n\n    Class HTTPServer(object)",
     "Ünïcödé and 你好世界 and 🙂 हिन्दी देवनागरी they're all bytes in the end /path/to//file\r\n",
 )
-# As published in the tokenizer.json of Qwen3, Qwen3.5, gpt-oss, Llama 3 and Mistral Nemo.
+# As published in the tokenizer.json of Qwen3, Qwen3.5, gpt-oss, Llama 3 and Mistral Nemo;
+# GLM-4.5 has Llama's, MiniMax-M2 that of gpt-oss.
 PATTERNS = {
     "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     "qwen35": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
@@ -31,6 +32,7 @@ PATTERNS = {
     "llama-bpe": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     "tekken": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }
+PATTERNS |= {"glm4": PATTERNS["llama-bpe"], "minimax-m2": PATTERNS["gpt-4o"]}
 KINDS = (*PATTERNS, "gpt-2", "olmo", "smollm")
 SPECIAL, USER = ("<|endoftext|>", "<|im_start|>", "<|im_end|>"), ("<think>", "</think>")
 TEXTS = st.one_of(
