@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_type_hints
 
 from headrace.errors import ConfigError
+from headrace.files import read_text
 
 DEVICES = ("auto", "cpu", "cuda", "emulated")
 DTYPES = ("auto", "float32", "bfloat16")
@@ -124,8 +125,8 @@ class EngineConfig:
     def from_file(cls, path: Path) -> Self:
         """From a TOML file whose tables are this tree."""
         try:
-            tree = tomllib.loads(path.read_text())
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            tree = tomllib.loads(read_text(path, pipes=True))
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(
                 f"cannot read config file {path}: {error}", expected="a TOML file"
             ) from error

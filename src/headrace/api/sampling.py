@@ -11,6 +11,7 @@ from typing import Any
 from headrace.api.fields import Fields, shown
 from headrace.engine.request import Sampling
 from headrace.errors import CheckpointError
+from headrace.files import read_text
 
 MAX_TOKENS = 1 << 30
 MAX_STOPS = 64
@@ -27,7 +28,7 @@ def checkpoint_defaults(folder: Path) -> Sampling:
     if not path.is_file():
         return Sampling()
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(read_text(path))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot read {path}: {error}", expected="JSON") from error
     if not isinstance(config, dict):

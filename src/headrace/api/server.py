@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import signal
 import socket
 import threading
@@ -50,12 +51,21 @@ def bind(host: str, port: int) -> socket.socket:
         sock.listen()
     except OSError as error:
         sock.close()
-        raise ConfigError(
-            f"cannot listen on {host} port {port}: {error.strerror or error}",
-            expected="a free port",
-            fix="stop the program that holds it or choose another with --port",
-        ) from error
+        raise _deaf(host, port, error) from error
     return sock
+
+
+def _deaf(host: str, port: int, error: OSError) -> ConfigError:
+    found = f"cannot listen on {host} port {port}: {error.strerror or error}"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return ConfigError(
+            found, expected="an address of this machine", fix="choose another --host"
+        )
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return ConfigError(found, expected="a port from 1024 on", fix="choose another --port")
+    return ConfigError(
+        found, expected="a free port", fix="stop the program that holds it or choose another --port"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +134,16 @@ class _Server(uvicorn.Server):
 
 
 async def serve(
-    gate: Gate, sock: socket.socket, stop: asyncio.Event, *, grace_s: float = 10.0
+    gate: Gate,
+    sock: socket.socket,
+    stop: asyncio.Event,
+    *,
+    grace_s: float = 10.0,
+    hurry: asyncio.Event | None = None,
 ) -> int:
-    """Serves until `stop` is set and what runs has ended. Returns how many answers were cut."""
+    """Serves until `stop` is set and what runs has ended; `hurry` ends the grace. Returns how many
+    answers were cut.
+    """
     server = _Server(
         uvicorn.Config(
             gate,
@@ -144,7 +161,7 @@ async def serve(
     stopped = asyncio.ensure_future(stop.wait())
     await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
-    cut = 0 if gate.ready is None else await gate.ready.session.drain(grace_s)
+    cut = 0 if gate.ready is None else await gate.ready.session.drain(grace_s, hurry)
     server.should_exit = True
     await running
     return cut
@@ -159,12 +176,12 @@ def run(sock: socket.socket, prepare: Callable[[], Ready], *, grace_s: float = 1
 
     async def main() -> int:
         loop = asyncio.get_running_loop()
-        stop = asyncio.Event()
-        work = asyncio.ensure_future(serve(gate, sock, stop, grace_s=grace_s))
+        stop, hurry = asyncio.Event(), asyncio.Event()
+        work = asyncio.ensure_future(serve(gate, sock, stop, grace_s=grace_s, hurry=hurry))
 
         def on_signal() -> None:
             if stop.is_set():
-                work.cancel()
+                hurry.set()
             stop.set()
 
         def load() -> None:
@@ -176,10 +193,7 @@ def run(sock: socket.socket, prepare: Callable[[], Ready], *, grace_s: float = 1
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, on_signal)
         threading.Thread(target=load, name="load", daemon=True).start()
-        try:
-            return await work
-        except asyncio.CancelledError:
-            return 0 if gate.ready is None else len(gate.ready.session.turns)
+        return await work
 
     try:
         cut = asyncio.run(main())

@@ -146,12 +146,14 @@ class Session:
         """Refuses new turns; those running go on."""
         self._closing = True
 
-    async def drain(self, grace_s: float) -> int:
-        """Waits for running turns, then ends the rest with an error. Returns how many were cut."""
+    async def drain(self, grace_s: float, hurry: asyncio.Event | None = None) -> int:
+        """Waits for running turns, until `hurry` at most, then ends the rest with an error. Returns
+        how many were cut.
+        """
         self.close()
         loop = asyncio.get_running_loop()
         until = loop.time() + grace_s
-        while self.turns and loop.time() < until:
+        while self.turns and loop.time() < until and not (hurry and hurry.is_set()):
             await asyncio.sleep(0.05)
         cut = list(self.turns)
         for turn in cut:

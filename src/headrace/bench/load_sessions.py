@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import ConfigError
+from headrace.files import read_text
 
 Message = dict[str, Any]
 MOST_BYTES = 1 << 30
@@ -54,7 +55,7 @@ def read_sessions(path: Path) -> list[Session]:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ConfigError(f"{path} is larger than {MOST_BYTES >> 30} GiB")
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path, MOST_BYTES).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}", expected="sessions, JSONL") from error
     sessions = [

@@ -15,6 +15,7 @@ from headrace.chat.sandbox import SandboxedTemplate
 from headrace.chat.tokenizer import Json, Tokenizer, read_json
 from headrace.chat.tools.syntaxes import DEEPSEEK
 from headrace.errors import CheckpointError, RequestError
+from headrace.files import read_text
 
 RESERVED = frozenset(
     (
@@ -244,7 +245,7 @@ def _stored_templates(folder: Path, config: Json) -> dict[str, str]:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{path} cannot be read: {error}", expected="UTF-8 text", fix="fetch the file again"

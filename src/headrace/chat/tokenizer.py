@@ -17,7 +17,9 @@ import tokenizers
 
 from headrace.chat.token_bytes import TokenDecoder
 from headrace.errors import CheckpointError
+from headrace.files import read_text
 
+MOST_TOKENIZER_BYTES = 512 << 20
 Json = Mapping[str, Any]
 
 
@@ -27,7 +29,7 @@ def read_json(path: Path) -> Json | None:
     Raises CheckpointError when it cannot be read or does not hold an object.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_text(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
@@ -124,7 +126,7 @@ class Tokenizer:
         """
         path = folder / "tokenizer.json"
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_text(path, MOST_TOKENIZER_BYTES)
         except FileNotFoundError as error:
             raise CheckpointError(
                 f"{folder} has no tokenizer.json",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import sys
 from dataclasses import dataclass
@@ -139,4 +140,4 @@ class Start:
             lines += [f"file {path}", *(f"  {line}" for line in text.splitlines()), ""]
         lines += ["environment", *(f"  {k}={v}" for k, v in told["environment"].items())]
         lines += [f"  {name} cleared" for name in told["cleared"]]
-        return "\n".join([*lines, "", "command", "  " + " ".join(told["command"]), ""])
+        return "\n".join([*lines, "", "command", "  " + shlex.join(told["command"]), ""])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli import options
+from headrace.cli.destination import check_file
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def simulate(
     from headrace.planning.policies import POLICIES  # noqa: PLC0415 start-up time
     from headrace.sim import replay, report  # noqa: PLC0415 start-up time
 
+    _check_files(chart, save, made_up=synthetic is not None)
     routing = _routing(trace, synthetic, steps, seed)
     if model is not None:
         _check_model(routing, model)
@@ -77,6 +79,16 @@ def simulate(
     parts = [report.summary(routing), report.miss_table(outcomes)]
     parts += [report.time_table(name, table) for name, table in predictions.items()]
     print("\n\n".join(parts))  # noqa: T201
+
+
+def _check_files(chart: Path | None, save: Path | None, *, made_up: bool) -> None:
+    if save is not None and not made_up:
+        raise ConfigError(
+            "--save with a recorded trace", expected="--synthetic MODEL", fix="copy it"
+        )
+    for option, file in (("--chart", chart), ("--save", save)):
+        if file is not None:
+            check_file(option, file, makes_folders=True)
 
 
 def _routing(trace: Path | None, synthetic: str | None, steps: int, seed: int) -> RoutingTrace:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.errors import ConfigError
+from headrace.files import read_text
 from headrace.planning.machine import Accelerator, Machine
 from headrace.planning.profile import ProfileRow
 
@@ -81,9 +82,10 @@ MACHINES = {
 }
 
 _REQUIRED = ("link_gbps", "host_gbps")
-_RATES = ("link_shared_gbps", "host_shared_gbps", "fill_us", "handoff_us")
+_RATES = ("link_shared_gbps", "host_shared_gbps")
+_FIXED = ("fill_us", "handoff_us")
 _DEVICE = ("memory_gib", "device_gbps", "device_tflops", "ram_gib", "cores")
-_OPTIONAL = _RATES + _DEVICE
+_OPTIONAL = _RATES + _FIXED + _DEVICE
 # A device of which only the link is told: that of a common desktop.
 _GUESS = {
     "memory_gib": 16.0,
@@ -105,10 +107,10 @@ def declared(name: str) -> DeclaredMachine:
             expected="one of " + ", ".join(MACHINES) + ", or a .toml file",
         )
     try:
-        table = tomllib.loads(path.read_text())
+        table = tomllib.loads(read_text(path, pipes=True))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", expected="a machine's TOML file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}", expected="a machine's TOML file") from error
     return _from_table(path, table)
 
@@ -150,7 +152,8 @@ def _numbers(path: Path, table: Mapping[str, object]) -> dict[str, float]:
             raise ConfigError(f"{path}: unknown key {key!r}", expected=f"one of {known}")
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise ConfigError(f"{path}: {key} = {value!r}", expected="a number")
-        if key in _DEVICE and not 0 < value < 1e9:
-            raise ConfigError(f"{path}: {key} = {value}", expected="a number above 0")
+        least = "a number of at least 0" if key in _FIXED else "a number above 0"
+        if not 0 <= value < 1e9 or (value == 0 and key not in _FIXED):
+            raise ConfigError(f"{path}: {key} = {value}", expected=least)
         numbers[key] = float(value)
     return numbers

@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any
 
 from headrace.errors import ConfigError
+from headrace.files import read_text
 from headrace.planning.facts import ModelFacts
 
 FORMAT, VERSION = "headrace-profile", 1
@@ -167,7 +168,7 @@ def find_profile(path: Path, fingerprint: str) -> Found:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        body = json.loads(path.read_text())
+        body = json.loads(read_text(path))
     except OSError as error:
         raise _bad(path, str(error.strerror or error), "a bandwidth profile") from error
     except ValueError as error:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import CheckpointError, ConfigError
+from headrace.files import read_bytes
 from headrace.planning.facts import ModelFacts
 
 MAGIC = b"HRTRACE\x01"
@@ -122,7 +123,7 @@ class RoutingTrace:
             size = path.stat().st_size
             if size > MOST_BYTES:
                 raise _bad(path, f"{size} bytes", f"at most {MOST_BYTES}")
-            data = path.read_bytes()
+            data = read_bytes(path, MOST_BYTES)
         except OSError as error:
             raise _bad(path, error.strerror or str(error), "a routing trace") from error
         if data[: len(MAGIC)] != MAGIC:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from headrace.errors import CheckpointError
+from headrace.files import read_text
 from headrace.formats.format import BY_TAG, Format
 from headrace.formats.words import format_of
 from headrace.weights.safetensors import read_table
@@ -101,14 +102,14 @@ def read_json(file: Path, limit: int) -> dict[str, Any]:
         size = file.stat().st_size
         if size > limit:
             raise CheckpointError(f"{file} has {size} bytes", expected=f"at most {limit}")
-        value = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(read_text(file, limit))
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{file.name} is missing in {file.parent}",
             expected="a folder as published, with config.json and .safetensors files",
             fix="download the whole model",
         ) from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(
             f"cannot read {file}: {error}", expected="one JSON object", fix="download it again"
         ) from error

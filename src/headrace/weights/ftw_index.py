@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headrace.errors import CheckpointError
+from headrace.files import read_bytes
 from headrace.formats.format import Format
 from headrace.formats.words import format_of
 
@@ -202,7 +203,7 @@ def _load(file: Path) -> Any:
         size = file.stat().st_size
         if size > MAX_INDEX_BYTES:
             raise CheckpointError(f"{file} has {size} bytes", expected=f"at most {MAX_INDEX_BYTES}")
-        return json.loads(file.read_bytes(), object_pairs_hook=_unique)
+        return json.loads(read_bytes(file, MAX_INDEX_BYTES), object_pairs_hook=_unique)
     except OSError as error:
         raise CheckpointError(f"cannot read {file}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from headrace.errors import CheckpointError
+from headrace.files import check_regular
 from headrace.weights.safetensors import Entry
 
 MAX_HEADER_BYTES = 256 << 20
@@ -69,6 +70,7 @@ def read_header(file: Path) -> GgufHeader:
     reason.
     """
     try:
+        check_regular(file)
         size = file.stat().st_size
         with file.open("rb") as stream:
             return _Reader(file, stream, size).header()

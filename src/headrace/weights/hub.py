@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from headrace.errors import CapacityError, CheckpointError, ConfigError
+from headrace.files import read_text
 
 NOTE = "headrace-pull.json"
 SPARE_BYTES = 64 << 20
@@ -82,7 +83,7 @@ class Note:
     @classmethod
     def read(cls, folder: Path) -> Note | None:
         try:
-            said = json.loads((folder / NOTE).read_text(encoding="utf-8"))
+            said = json.loads(read_text(folder / NOTE))
             files = tuple(HubFile(**file) for file in said.pop("files"))
             return cls(files=files, **said)
         except (OSError, ValueError, TypeError, KeyError, AttributeError):

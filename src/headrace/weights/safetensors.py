@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headrace.errors import CheckpointError
+from headrace.files import check_regular
 
 MAX_HEADER_BYTES = 100 << 20
 _BITS = {
@@ -38,6 +39,7 @@ def read_table(file: Path) -> dict[str, Entry]:
     do.
     """
     try:
+        check_regular(file)
         size = file.stat().st_size
         with file.open("rb") as stream:
             head = stream.read(8)

@@ -47,10 +47,11 @@ def start() -> Iterator[Callable[..., Running]]:
         gate = Gate()
         gate.ready = Ready(app, session, lambda: None)
         loop, cut = asyncio.new_event_loop(), []
-        stopping = asyncio.Event()
+        stopping, hurry = asyncio.Event(), asyncio.Event()
 
         def work() -> None:
-            cut.append(loop.run_until_complete(serve(gate, sock, stopping, grace_s=grace_s)))
+            work = serve(gate, sock, stopping, grace_s=grace_s, hurry=hurry)
+            cut.append(loop.run_until_complete(work))
             loop.close()
 
         thread = threading.Thread(target=work)
@@ -62,8 +63,13 @@ def start() -> Iterator[Callable[..., Running]]:
                 thread.join(20)
             assert not thread.is_alive()
 
+        def hasten() -> None:
+            loop.call_soon_threadsafe(stopping.set)
+            loop.call_soon_threadsafe(hurry.set)
+            stop()
+
         stops.append(stop)
-        return Running(sock.getsockname()[1], engine, renderer, session, stop, cut)
+        return Running(sock.getsockname()[1], engine, renderer, session, stop, hasten, cut)
 
     yield begin
     for stop in stops:

@@ -157,6 +157,7 @@ class Running:
     renderer: PlainRenderer
     session: Session
     stop: Callable[[], None]
+    hasten: Callable[[], None]  # a stop that gives no grace
     cut: list[int] = field(default_factory=list)
 
     @property

@@ -314,6 +314,17 @@ def test_a_stop_ends_running_answers_and_refuses_new_ones(start):
     assert server.engine.running == set()
 
 
+def test_a_second_stop_ends_the_grace_and_says_so_to_its_clients(start):
+    server = start(script=Script("x", pace_s=0.01, forever=True), grace_s=600)
+    stream = client_of(server).chat.completions.create(model="t", messages=HI, stream=True)
+    next(stream)
+    next(stream)
+    server.hasten()
+    with pytest.raises(openai.APIError, match="stopping"):
+        list(stream)
+    assert server.cut == [1]
+
+
 def test_a_stop_lets_short_answers_finish(start):
     server = start(script=Script("Hello there", pace_s=0.02), grace_s=10)
     stream = client_of(server).chat.completions.create(model="t", messages=HI, stream=True)

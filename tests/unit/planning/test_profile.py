@@ -146,7 +146,11 @@ def test_declared_machines(tmp_path: Path) -> None:
     [
         ("link_gbps = 10", "no host_gbps"),
         ("link_gbps = 10\nhost_gbps = 'x'", "a number"),
-        ("link_gbps = 10\nhost_gbps = 0", "above 0"),
+        ("link_gbps = 10\nhost_gbps = 0", "box.toml: host_gbps = 0; expected a number above 0"),
+        ("link_gbps = nan\nhost_gbps = 3", "box.toml: link_gbps = nan"),
+        ("link_gbps = 1\nhost_gbps = inf", "box.toml: host_gbps = inf"),
+        ("link_gbps = 1\nhost_gbps = 3\nfill_us = -1", "fill_us = -1.* at least 0"),
+        ("a = " + "[" * 20_000, "box.toml"),
         ("link_gbps = 10\nhost_gbps = 3\nspeed = 4", "unknown key 'speed'"),
         ("link_gbps = ", "TOML"),
     ],

@@ -46,6 +46,19 @@ def test_tables_and_chart(trace: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert len(list(root.iter(f"{SVG}polyline"))) == 7
 
 
+def test_what_could_not_be_written_is_said_before_the_replay(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, str(trace), "--chart", str(tmp_path))
+    assert (code, out) == (2, "")
+    assert "--chart" in err
+    assert "is a folder" in err
+    code, out, err = run(capsys, str(trace), "--save", str(tmp_path / "again"))
+    assert (code, out) == (2, "")
+    assert "--save" in err
+    assert "--synthetic" in err
+
+
 def test_json_and_chosen_capacities(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(
         capsys, str(trace), "--json", "--capacity", "25", "--policy", "lru", "--machine", "all"
