@@ -20,7 +20,7 @@ from headrace.chat.schema_text import checked_schema
 from headrace.chat.style import Delimiter, Style, is_mark
 from headrace.chat.tokenizer import Tokenizer
 from headrace.chat.tool_grammar import JSON_BLANK, CallRules, call_rules, final
-from headrace.chat.tools.lark_text import checked_lark
+from headrace.chat.tools.lark_tree import checked_lark
 from headrace.chat.types import ChatRequest, OutputFormat, TextInput
 from headrace.errors import RequestError
 
@@ -30,6 +30,9 @@ MAX_PATTERN_CHARS = 1 << 16
 # Work on the expressions before the first token: (a{999}){999} takes 13 s with llguidance's
 # 1,000,000 and under 1 s with this.
 MAX_LEXER_FUEL = 200_000
+# Text without a choice is not run ahead of: /x+/ before "x" is such text without an end, and the
+# library has no bound for that.
+OPTIONS = '%llguidance {"no_forcing": true}'
 
 
 class GrammarConstraint:
@@ -77,7 +80,7 @@ def compile_constraint(
     calls = call_rules(request, style)
     if calls is None and request.format.kind == "text":
         return None
-    lines = ["%llguidance {}"]
+    lines = [OPTIONS]
     grammars: list[dict[str, str]] = []
     head = _reasoning_rules(style, reasoning, lines)
     alternatives: list[str] = []
@@ -96,7 +99,7 @@ def compile_text_constraint(tokenizer: Tokenizer, output: OutputFormat) -> Gramm
     """The grammar of a plain completion, None for free text. Errors as `compile_constraint`."""
     if output.kind == "text":
         return None
-    lines = ["%llguidance {}"]
+    lines = [OPTIONS]
     grammars: list[dict[str, str]] = []
     lines.append(f"start: {_format_rule(output, lines, grammars)}")
     return _constraint(tokenizer, lines, grammars, "response_format")

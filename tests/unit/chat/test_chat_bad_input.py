@@ -9,7 +9,7 @@ from chat_masks import USER
 from headrace.chat import grammar, splice
 from headrace.chat.echo import EchoStore, SpokenTurn
 from headrace.chat.length import ContextOverflow
-from headrace.chat.tools import lark_text, regex_text
+from headrace.chat.tools import lark_tree, regex_text
 from headrace.chat.types import (
     ChatRequest,
     Message,
@@ -102,7 +102,7 @@ def test_the_grammars_of_a_request_share_one_budget(hermes, monkeypatch, mode, m
 def test_literals_that_do_not_end_are_refused_at_once(text):
     """A search that begins again at each quotation mark runs into the tests' time limit."""
     with pytest.raises(RequestError) as caught:
-        lark_text.checked_lark("start: " + text, "here")
+        lark_tree.checked_lark("start: " + text, "here")
     assert caught.value.field == "here"
     assert len(str(caught.value)) < 300
 

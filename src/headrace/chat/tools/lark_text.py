@@ -1,188 +1,117 @@
 """Lark grammars of plain text, rewritten so that they hold for the text inside a JSON string.
 
 The text they accept is what `json.dumps` writes of the original's, without the quotation marks.
-Rules, names and operators stay; only string and regular expression literals change.
 """
 
 from __future__ import annotations
 
 import json
-import re
+from collections.abc import Iterator, Mapping
 
-from headrace.chat.tools.regex_text import (
+from headrace.chat.depth import MAX_CHAIN, rules_depth
+from headrace.chat.tools.lark_follow import TooLarge, keeps_texts, places_of
+from headrace.chat.tools.lark_pieces import TooManyPieces, pieces
+from headrace.chat.tools.lark_tree import Lark, checked_lark, lark_tree
+from headrace.chat.tools.regex_text import counts, in_json
+from headrace.chat.tools.regex_tree import (
     ESCAPED,
-    Escapes,
-    char_in_json,
-    regex_escapes,
-    regex_in_json,
+    Choice,
+    Name,
+    Node,
+    Repeat,
+    Seq,
+    leaves,
 )
 from headrace.errors import RequestError
 
-_STRING = r'"(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|[^"\\\x00-\x1f\x7f])*"'
-_TOKEN = re.compile(
-    rf"""(?P<comment>(?:\#|//)[^\n]*)
-    |(?P<range>{_STRING}[ \t]*\.\.[ \t]*{_STRING})
-    |(?P<string>{_STRING}i?)
-    |(?P<regexp>/(?:\\.|[^/\\])+/[imslux]*)
-    |(?P<import>%import[ \t][^\n]*)
-    |(?P<ignore>%ignore\b)
-    |(?P<refused>%[a-z_]*|@[\w{{}}-]*|<[^<>\s]*>?|["/].{{0,20}})
-    |(?P<plain>[^"/%<@\#]+|.)""",
-    re.VERBOSE | re.DOTALL,
-)
-_IMPORT = re.compile(
-    r"%import\s+common\s*(?:\.\s*(?P<name>\w+)\s*(?:->\s*(?P<alias>\w+))?|\((?P<names>[\w\s,]+)\))"
-    r"\s*(?:(?:\#|//).*)?"
-)
-# Of a grammar without its literals (NUL stands for one): where the definition of a name begins,
-# and a terminal's right side that is nothing but a choice of terminals.
-_HEAD = re.compile(r"\b(\w+)(?:\.-?\d+)?(\[[^\]]*\])?\s*:")
-_CHOICE = re.compile(r"[\s|]*(?:\0|\w+)(?:\s*\|\s*(?:\0|\w+))*\s*")
-_NUMBER = r"[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?|\.[0-9]+([eE][+-]?[0-9]+)?"
-_FLOAT = r"[0-9]+[eE][+-]?[0-9]+|([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
-# What `%import common.NAME` means.
-COMMON = {
-    "DIGIT": "[0-9]",
-    "HEXDIGIT": "[a-fA-F0-9]",
-    "INT": "[0-9]+",
-    "SIGNED_INT": "[+-]?[0-9]+",
-    "DECIMAL": r"[0-9]+\.[0-9]*|\.[0-9]+",
-    "FLOAT": _FLOAT,
-    "SIGNED_FLOAT": f"[+-]?({_FLOAT})",
-    "NUMBER": _NUMBER,
-    "SIGNED_NUMBER": f"[+-]?({_NUMBER})",
-    "ESCAPED_STRING": r'"([^"\\\n]|\\.)*"',
-    "LCASE_LETTER": "[a-z]",
-    "UCASE_LETTER": "[A-Z]",
-    "LETTER": "[A-Za-z]",
-    "WORD": "[A-Za-z]+",
-    "CNAME": "[_A-Za-z][_A-Za-z0-9]*",
-    "WS_INLINE": r"[ \t]+",
-    "WS": r"[ \t\f\r\n]+",
-    "CR": r"\r",
-    "LF": r"\n",
-    "NEWLINE": r"(\r?\n)+",
-    "SH_COMMENT": r"#[^\n]*",
-    "CPP_COMMENT": r"\/\/[^\n]*",
-    "C_COMMENT": r"\/\*([^*]|\*+[^*\/])*\*+\/",
-    "SQL_COMMENT": r"--[^\n]*",
-}
+_IGNORED = "ignored"
 
 
-def checked_lark(grammar: str, field: str) -> str:
-    """`grammar` if it speaks of text alone. Raises RequestError naming `field` where it refers to
-    tokens, other grammars, or JSON schemas."""
-    for token in _TOKEN.finditer(grammar):
-        if token.lastgroup == "refused":
-            raise RequestError(
-                f"{token.group()!r} in a grammar of text",
-                field=field,
-                expected="rules, terminals, %ignore and %import common",
-            )
-    return grammar
-
-
-def lark_in_json(grammar: str, field: str) -> str:
-    """The grammar of the same texts inside a JSON string. Raises RequestError naming `field` for
-    what cannot be rewritten."""
-    checked_lark(grammar, field)
-    return "".join(_rewritten(token, field) for token in _TOKEN.finditer(grammar))
-
-
-def exact_in_json(grammar: str, field: str) -> bool:
-    """Whether `lark_in_json` surely accepts every text of `grammar`. Errors as there.
+def lark_in_json(grammar: str, field: str) -> str | None:
+    """The grammar of the same texts inside a JSON string; None where none is known that surely
+    accepts every one of them. Raises RequestError naming `field` as `checked_lark`.
 
     A terminal takes in all it can: one that may go on with an escape takes the backslash of any
     escape, and then a text in which the next terminal begins there does not fit. That cannot be
-    where no terminal begins with an escape, or none goes on with one, or only runs of a class that
-    has every character with which one may begin.
+    where no terminal begins with an escape or none goes on with one. Elsewhere terminals become
+    rules over pieces, if that does not change what is accepted.
     """
-    escapes: list[Escapes] = []
-    skeleton: list[str] = []
-    for token in _TOKEN.finditer(grammar):
-        kind = token.lastgroup
-        escapes += _escapes(token, field)
-        skeleton.append({"plain": token.group(), "ignore": "\n_IGNORED:"}.get(kind or "", "\0"))
-        if kind in ("comment", "import"):
-            skeleton[-1] = "\n" if kind == "comment" else "\n_imported:"
-    first = frozenset[str]().union(*(found.first for found in escapes))
-    if not first and not any(found.later for found in escapes):
-        return True
-    parts = _HEAD.split("".join(skeleton))
-    names, attributes, bodies = parts[1::3], parts[2::3], parts[3::3]
-    terminals = (
-        body
-        for name, attribute, body in zip(names, attributes, bodies, strict=True)
-        if attribute or name.lstrip("_")[:1].isupper()
-    )
-    composed = any(_CHOICE.fullmatch(body) is None for body in terminals)
-    if composed or any(sign in part for part in skeleton for sign in "&~"):
-        return False
-    return not first or all(
-        not found.later or (found.run and first <= found.later) for found in escapes
-    )
+    checked_lark(grammar, field)
+    try:
+        lark = lark_tree(grammar, field)
+        trees = lark.terminals.values()
+        if not any(leaf.escaped for tree in trees for leaf in leaves(tree)):
+            return grammar
+        if _is_whole(lark):
+            return "\n".join(_whole(lark))
+        if not keeps_texts(lark):
+            return None
+        made = "\n".join(_cut(lark))
+    except (RequestError, TooLarge, TooManyPieces):
+        return None
+    return made if rules_depth(made) <= MAX_CHAIN else None
 
 
-def _escapes(token: re.Match[str], field: str) -> list[Escapes]:
-    """Of the terminals that the token is."""
-    text = token.group()
-    match token.lastgroup:
-        case "range":
-            low, high = (json.loads(found) for found in re.findall(_STRING, text))
-            return [Escapes(frozenset(c for c in ESCAPED if low <= c <= high))]
-        case "string":
-            value = json.loads(text.removesuffix("i"))
-            return [Escapes(ESCAPED & set(value[:1]), ESCAPED & set(value[1:]))]
-        case "regexp":
-            pattern, flags = text[1:].rsplit("/", 1)
-            return [regex_escapes(pattern, flags, field)]
-        case "import":
-            names = set(re.findall(r"\w+", text)) & COMMON.keys()
-            return [regex_escapes(COMMON[name], "", field) for name in sorted(names)]
-    return []
+def _is_whole(lark: Lark) -> bool:
+    first = later = 0
+    for tree in lark.terminals.values():
+        places = places_of(tree)
+        first |= places.begins
+        for after in places.after:
+            for k in after:
+                later |= places.chars[k]
+    return not first & ESCAPED or not later & ESCAPED
 
 
-def _rewritten(token: re.Match[str], field: str) -> str:
-    text = token.group()
-    match token.lastgroup:
-        case "comment":
-            return ""
-        case "range":
-            low, high = (json.loads(found) for found in re.findall(_STRING, text))
-            if len(low) != 1 or len(high) != 1:
-                raise RequestError(f"{text} in a grammar", field=field, expected="two characters")
-            return _literal(f"[{_in_class(low)}-{_in_class(high)}]", field)
-        case "string":
-            return _string(text)
-        case "regexp":
-            pattern, flags = text[1:].rsplit("/", 1)
-            return f"/{regex_in_json(pattern, flags, field)}/{flags}"
-        case "import":
-            return _import(text, field)
-    return text
+def _whole(lark: Lark) -> Iterator[str]:
+    """Lines of the grammar, each terminal as it is."""
+    names = {name: f"T{k}" for k, name in enumerate(lark.terminals)}
+    yield from _rules(lark, names)
+    for name, tree in lark.terminals.items():
+        yield _line(names[name], in_json(tree))
+    for name in lark.ignored:
+        yield f"%ignore {names[name]}"
 
 
-def _string(text: str) -> str:
-    value = json.loads(text.removesuffix("i"))
-    if text.endswith("i") and value:
-        return f"/(?i:{''.join(char_in_json(char) for char in value)})/"
-    return json.dumps(json.dumps(value, ensure_ascii=False)[1:-1], ensure_ascii=False)
+def _cut(lark: Lark) -> Iterator[str]:
+    """Lines of the grammar, each terminal that holds an escape in pieces. What may be ignored is
+    named behind each terminal: within one it may not."""
+    behind = f" {_IGNORED}*" if lark.ignored else ""
+    names = {name: f"t{k}" for k, name in enumerate(lark.terminals)}
+    yield from _rules(lark, names if not behind else {k: f"{v}_i" for k, v in names.items()})
+    for name, tree in lark.terminals.items():
+        if any(leaf.escaped for leaf in leaves(tree)):
+            yield from pieces(names[name], tree)
+        else:
+            yield _line(names[name], in_json(tree))
+        if behind and name not in lark.ignored:
+            yield f"{names[name]}_i: {names[name]}{behind}"
+    if behind:
+        yield f"{_IGNORED}: {' | '.join(names[name] for name in lark.ignored)}"
 
 
-def _import(text: str, field: str) -> str:
-    found = _IMPORT.fullmatch(text.strip())
-    names = [] if found is None else re.findall(r"\w+", found["names"] or found["name"])
-    if found is None or not set(names) <= COMMON.keys():
-        raise RequestError(
-            f"{text.strip()!r} in a grammar", field=field, expected="a terminal of `common`"
-        )
-    lines = (f"{found['alias'] or name}: {_literal(COMMON[name], field)}" for name in names)
-    return "\n".join(lines)
+def _rules(lark: Lark, terminals: Mapping[str, str]) -> Iterator[str]:
+    names = {name: f"r{k}" for k, name in enumerate(lark.rules)}
+    yield f"start: {names['start']}"
+    known = {**names, **terminals}
+    for name, body in lark.rules.items():
+        yield f"{names[name]}: {_text(body, known)}"
 
 
-def _literal(regex: str, field: str) -> str:
-    return f"/{regex_in_json(regex, '', field)}/"
+def _line(name: str, expression: str) -> str:
+    return f"{name}: {f'/{expression}/' if expression else json.dumps('')}"
 
 
-def _in_class(char: str) -> str:
-    return f"\\x{{{ord(char):x}}}"
+def _text(node: Node, names: Mapping[str, str]) -> str:
+    match node:
+        case Name(name):
+            return names[name]
+        case Seq(parts):
+            return f"({' '.join(_text(part, names) for part in parts)})" if parts else '""'
+        case Choice(ways):
+            return f"({' | '.join(_text(way, names) for way in ways)})"
+        case Repeat(body, least, most):
+            text = _text(body, names)
+            text = f"({text})" if isinstance(body, Repeat) else text
+            return text + counts(least, most)
+    raise AssertionError(node)

@@ -11,7 +11,8 @@ from typing import Any
 import llguidance
 
 from headrace.chat.schema_text import checked_schema
-from headrace.chat.tools.lark_text import checked_lark, exact_in_json, lark_in_json
+from headrace.chat.tools.lark_text import lark_in_json
+from headrace.chat.tools.lark_tree import checked_lark
 from headrace.chat.tools.regex_text import regex_in_json
 from headrace.chat.tools.schema import resolved, schema_types
 from headrace.chat.types import TextInput
@@ -78,15 +79,14 @@ class Rules:
         not exact or not known."""
         if grammar.kind == "regex":
             try:
-                inside = regex_in_json(grammar.pattern, "", grammar.field)
+                lark = _lark_of(regex_in_json(grammar.pattern, "", grammar.field))
             except RequestError:
-                return self.json(name, {"type": "string"}, grammar.field, strict=True)
-            text = self._grammar(name, _lark_of(inside))
-        elif exact_in_json(grammar.pattern, grammar.field):
-            text = self._grammar(name, lark_in_json(grammar.pattern, grammar.field))
+                lark = None
         else:
+            lark = lark_in_json(grammar.pattern, grammar.field)
+        if lark is None:
             return self.json(name, {"type": "string"}, grammar.field, strict=True)
-        return rf'"\"" {text} "\""'
+        return rf'"\"" {self._grammar(name, lark)} "\""'
 
     def input_until(self, name: str, grammar: TextInput, end: str) -> str:
         """Text that `grammar` accepts, then `end`.
