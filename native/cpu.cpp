@@ -44,9 +44,13 @@ CpuFeatures probe() {
     f.avx2 = ymm && avx && fma && f16c && (b >> 5 & 1);
     const bool foundation = b >> 16 & 1, dq = b >> 17 & 1, bw = b >> 30 & 1, vl = b >> 31 & 1;
     f.avx512 = f.avx2 && zmm && foundation && dq && bw && vl;
+    f.avx512_vnni = f.avx512 && (c >> 11 & 1);
     const bool amx = (d >> 22 & 1) && (d >> 24 & 1);
     std::uint32_t a1 = 0;
-    if (__get_cpuid_count(7, 1, &a1, &b, &c, &d)) f.avx512_bf16 = f.avx512 && (a1 >> 5 & 1);
+    if (__get_cpuid_count(7, 1, &a1, &b, &c, &d)) {
+        f.avx_vnni = f.avx2 && (a1 >> 4 & 1);
+        f.avx512_bf16 = f.avx512_vnni && (a1 >> 5 & 1);
+    }
     f.amx_bf16 = f.avx512_bf16 && tiles && amx && grant_tiles();
     return f;
 }
@@ -65,8 +69,11 @@ std::vector<const KernelTable*> tables() {
 #if defined(__x86_64__)
     if (cpu().avx2) found.push_back(&avx2::table());
 #if !defined(HEADRACE_NARROW)
+    if (cpu().avx_vnni) found.push_back(&avxvnni::table());
     if (cpu().avx512_bf16) {
         found.push_back(&avx512bf16::table());
+    } else if (cpu().avx512_vnni) {
+        found.push_back(&avx512vnni::table());
     } else if (cpu().avx512) {
         found.push_back(&avx512::table());
     }
@@ -95,7 +102,9 @@ const CpuFeatures& cpu() {
 std::vector<std::pair<std::string, bool>> cpu_feature_list() {
     const CpuFeatures& f = cpu();
     return {{"avx2", f.avx2},
+            {"avx_vnni", f.avx_vnni},
             {"avx512f", f.avx512},
+            {"avx512_vnni", f.avx512_vnni},
             {"avx512_bf16", f.avx512_bf16},
             {"amx_bf16", f.amx_bf16},
             {"neon", f.neon}};
@@ -113,7 +122,7 @@ const KernelTable& kernels_up_to(const std::string& cap) {
 #if defined(__aarch64__)
     const std::vector<std::string> known{"scalar", "neon"};
 #else
-    const std::vector<std::string> known{"scalar", "avx2", "avx512", "amx"};
+    const std::vector<std::string> known{"scalar", "avx2", "avxvnni", "avx512", "amx"};
 #endif
     const auto rank = [&](const std::string& name) {
         return std::find(known.begin(), known.end(), name) - known.begin();

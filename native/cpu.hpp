@@ -10,10 +10,12 @@
 namespace headrace {
 
 struct CpuFeatures {
-    bool avx2 = false;    // with FMA and F16C
+    bool avx2 = false;  // with FMA and F16C
+    bool avx_vnni = false;
     bool avx512 = false;  // F, BW, VL and DQ
-    bool avx512_bf16 = false;
-    bool amx_bf16 = false;  // the kernel has granted the tile registers too
+    bool avx512_vnni = false;
+    bool avx512_bf16 = false;  // and VNNI
+    bool amx_bf16 = false;     // the kernel has granted the tile registers too
     bool neon = false;
 };
 

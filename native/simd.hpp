@@ -16,6 +16,9 @@
 #error "define HEADRACE_ISA before including simd.hpp"
 #endif
 
+// Kernels that hold their sums in registers: a call would put them into memory.
+#define HEADRACE_INLINE inline __attribute__((always_inline))
+
 namespace headrace::HEADRACE_ISA {
 
 inline float float_from_bf16(std::uint16_t h) {

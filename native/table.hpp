@@ -128,7 +128,13 @@ const KernelTable& table();
 namespace avx2 {
 const KernelTable& table();
 }
+namespace avxvnni {
+const KernelTable& table();
+}
 namespace avx512 {
+const KernelTable& table();
+}
+namespace avx512vnni {
 const KernelTable& table();
 }
 namespace avx512bf16 {

@@ -1,6 +1,6 @@
 #define HEADRACE_ISA amx
 #define HEADRACE_SIMD_AVX512
-#include "isa/generic.hpp"
+#include "isa/plain.hpp"
 
 #include "isa/amx_tiles.hpp"
 #include "kernels/amx.inl"
@@ -8,7 +8,8 @@
 namespace headrace::amx {
 const KernelTable& table() {
     static const KernelTable t = [] {
-        KernelTable made = generic_table("amx");
+        KernelTable made = avx512vnni::table();
+        made.name = "amx";
         made.fast[kBF16] = tiles_kernel();
         return made;
     }();

@@ -1,13 +1,13 @@
 #define HEADRACE_ISA avx512bf16
 #define HEADRACE_SIMD_AVX512
-#include "isa/generic.hpp"
+#include "isa/plain.hpp"
 
 #include "kernels/bf16dot.inl"
 
 namespace headrace::avx512bf16 {
 const KernelTable& table() {
     static const KernelTable t = [] {
-        KernelTable made = generic_table("avx512");
+        KernelTable made = avx512vnni::table();
         made.fast[kBF16] = bf16_dot_kernel();
         return made;
     }();

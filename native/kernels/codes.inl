@@ -1,36 +1,24 @@
-// Packed rows as integers on AVX2: 32 columns at a time, in order, with the floats they stand for.
+// Packed rows as integers: 32 columns at a time, in order, with the floats they stand for.
 //
 // A reader C of a row has `codes(g)`, eight bits a column; `scale(g, half)` of its 16 columns; and
 // where kOffset `less(g)`, what is taken off each column after that. kHalves: the halves differ.
 
 namespace headrace::HEADRACE_ISA {
 
-inline __m128i low_nibbles(__m128i v) { return _mm_and_si128(v, _mm_set1_epi8(15)); }
-inline __m128i high_nibbles(__m128i v) { return low_nibbles(_mm_srli_epi16(v, 4)); }
-
-inline __m128i e2m1_twice() {
-    return _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
-}
-inline __m128i iq4_table() { return load16(kIQ4); }
-
-inline __m256i put_together(__m128i low, __m128i high) { return _mm256_set_m128i(high, low); }
+inline V16 e2m1_twice() { return bytes16(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12); }
+inline V16 iq4_table() { return load16(kIQ4); }
 
 // Low nibbles are the even columns.
-inline __m256i nibble_pairs(__m128i v) {
-    const __m128i low = low_nibbles(v), high = high_nibbles(v);
-    return put_together(_mm_unpacklo_epi8(low, high), _mm_unpackhi_epi8(low, high));
+inline V32 nibble_pairs(V16 v) {
+    const V16 low = low_nibbles(v), high = high_nibbles(v);
+    return put_together(zip8_low(low, high), zip8_high(low, high));
 }
 // Low nibbles are the first 16 columns.
-inline __m256i nibble_halves(__m128i v) { return put_together(low_nibbles(v), high_nibbles(v)); }
+inline V32 nibble_halves(V16 v) { return put_together(low_nibbles(v), high_nibbles(v)); }
 
-inline __m256i in_both(__m128i v) { return _mm256_broadcastsi128_si256(v); }
-inline __m256i stepped(__m128i table, __m256i codes) {
-    return _mm256_shuffle_epi8(in_both(table), codes);
-}
+inline V32 stepped(V16 table, V32 codes) { return lookup(in_both(table), codes); }
 
-inline __m256 floats_of_eight(__m128i bytes) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
-}
+inline F8 floats_of_eight(V16 bytes) { return floats(words_of_signed(bytes)); }
 
 // Types whose 16 columns have a minimum of their own.
 template <class C>
@@ -58,7 +46,7 @@ struct CodesMXFP4 {
         : scales(tile), q(tile + t.columns / group_of(t.format)) {}
     static bool fits(const Tiles& t) { return group_of(t.format) == 32; }
     const std::byte* at(int g) const { return q + g * 16; }
-    __m256i codes(int g) const { return stepped(e2m1_twice(), nibble_pairs(load16(at(g)))); }
+    V32 codes(int g) const { return stepped(e2m1_twice(), nibble_pairs(load16(at(g)))); }
     float scale(int g, int) const { return 0.5f * float_from_e8m0(scales[g]); }
 };
 
@@ -70,7 +58,7 @@ struct CodesNVFP4 {
         : scales(w + sizeof(float)), q(scales + t.columns / 16), whole(load_as<float>(w)) {}
     static bool fits(const Tiles& t) { return group_of(t.format) == 16 && t.columns % 32 == 0; }
     const std::byte* at(int g) const { return q + g * 16; }
-    __m256i codes(int g) const { return stepped(e2m1_twice(), nibble_pairs(load16(at(g)))); }
+    V32 codes(int g) const { return stepped(e2m1_twice(), nibble_pairs(load16(at(g)))); }
     float scale(int g, int half) const { return 0.5f * (e4m3(scales[2 * g + half]) * whole); }
 };
 
@@ -87,7 +75,7 @@ struct CodesInt4 {
     }
     static bool fits(const Tiles& t) { return group_of(t.format) % 32 == 0; }
     const std::byte* at(int g) const { return q + g * 16; }
-    __m256i codes(int g) const { return nibble_pairs(load16(at(g))); }
+    V32 codes(int g) const { return nibble_pairs(load16(at(g))); }
     float scale(int g, int) const {
         const std::byte* p = scales + g / per * 2;
         return kBF16Scales ? float_from_bf16(load_as<std::uint16_t>(p)) : half_fast(p);
@@ -110,41 +98,37 @@ struct CodesBlocks32 {
 
 struct CodesQ8_0 : CodesBlocks32<34> {
     using CodesBlocks32::CodesBlocks32;
-    __m256i codes(int g) const { return load32(at(g) + 2); }
+    V32 codes(int g) const { return load32(at(g) + 2); }
 };
 
 struct CodesQ4_0 : CodesBlocks32<18> {
     using CodesBlocks32::CodesBlocks32;
-    __m256i codes(int g) const {
-        return _mm256_sub_epi8(nibble_halves(load16(at(g) + 2)), _mm256_set1_epi8(8));
-    }
+    V32 codes(int g) const { return sub8(nibble_halves(load16(at(g) + 2)), each8(8)); }
 };
 
 // 32 columns of Q5_0: a fifth bit that is not set is 16 less.
-inline __m256i q5_0_codes(const std::byte* b) {
-    const __m256i bits =
-        _mm256_shuffle_epi8(_mm256_set1_epi32(load_as<std::int32_t>(b + 2)),
-                            _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2,
-                                             2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3));
-    const __m256i one = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201ull));
-    const __m256i unset = _mm256_cmpeq_epi8(_mm256_and_si256(bits, one), _mm256_setzero_si256());
-    return _mm256_or_si256(nibble_halves(load16(b + 6)),
-                           _mm256_and_si256(unset, _mm256_set1_epi8(static_cast<char>(0xf0))));
+inline V32 q5_0_codes(const std::byte* b) {
+    const V32 bits = lookup(each32(load_as<std::int32_t>(b + 2)),
+                            put_together(bytes16(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1),
+                                         bytes16(2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3)));
+    const V32 one = each64(0x8040201008040201u);
+    const V32 unset = equal8(bits_and(bits, one), no_bits());
+    return bits_or(nibble_halves(load16(b + 6)), bits_and(unset, each8(0xf0)));
 }
 
 struct CodesQ5_0 : CodesBlocks32<22> {
     using CodesBlocks32::CodesBlocks32;
-    __m256i codes(int g) const { return q5_0_codes(at(g)); }
+    V32 codes(int g) const { return q5_0_codes(at(g)); }
 };
 
 struct CodesIQ4_NL : CodesBlocks32<18> {
     using CodesBlocks32::CodesBlocks32;
-    __m256i codes(int g) const { return stepped(iq4_table(), nibble_halves(load16(at(g) + 2))); }
+    V32 codes(int g) const { return stepped(iq4_table(), nibble_halves(load16(at(g) + 2))); }
 };
 
 struct CodesGgmlMXFP4 : CodesBlocks32<17> {
     using CodesBlocks32::CodesBlocks32;
-    __m256i codes(int g) const { return stepped(e2m1_twice(), nibble_halves(load16(at(g) + 1))); }
+    V32 codes(int g) const { return stepped(e2m1_twice(), nibble_halves(load16(at(g) + 1))); }
     float scale(int g, int) const { return 0.5f * float_from_e8m0(at(g)[0]); }
 };
 
@@ -158,47 +142,42 @@ struct CodesBlocks256 {
     const std::byte* at(int g) const { return blocks + g * (kNbytes / 8); }
 };
 
-inline __m256i bits_of(__m256i v, int shift, int mask) {
-    return _mm256_and_si256(_mm256_srl_epi16(v, _mm_cvtsi32_si128(shift)),
-                            _mm256_set1_epi8(static_cast<char>(mask)));
+inline V32 bits_of(V32 v, int shift, int mask) {
+    return bits_and(right16_by(v, shift), each8(mask));
 }
 
-inline __m256 floats_of_bytes(std::uint32_t first, std::uint32_t second) {
+inline F8 floats_of_bytes(std::uint32_t first, std::uint32_t second) {
     const std::uint64_t bytes = first | static_cast<std::uint64_t>(second) << 32;
-    return _mm256_cvtepi32_ps(
-        _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<std::int64_t>(bytes))));
+    return floats(words_of_bytes(low8(bytes)));
 }
 
 // Sixteen bytes, one for each 16 columns of a block, times d: of the first halves, of the second.
-inline void put_sixteen(__m128i s, float d, float (&to)[2][8]) {
-    const __m128i in_halves = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
-    s = _mm_shuffle_epi8(s, in_halves);
-    const __m256 factor = _mm256_set1_ps(d);
-    _mm256_storeu_ps(to[0], _mm256_mul_ps(factor, floats_of_eight(s)));
-    _mm256_storeu_ps(to[1], _mm256_mul_ps(factor, floats_of_eight(_mm_unpackhi_epi64(s, s))));
+inline void put_sixteen(V16 s, float d, float (&to)[2][8]) {
+    const V16 in_halves = bytes16(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+    s = lookup(s, in_halves);
+    const F8 factor = same(d);
+    store_floats(to[0], mul(factor, floats_of_eight(s)));
+    store_floats(to[1], mul(factor, floats_of_eight(zip64_high(s, s))));
 }
 
 // The 6-bit scales of a block of Q3_K less 32: four bits of each in eight bytes, two in four more.
-inline __m128i q3_k_scales(const std::byte* b) {
-    const __m128i low = _mm_cvtsi64_si128(load_as<std::int64_t>(b + 96));
-    const __m128i fours = low_nibbles(_mm_unpacklo_epi64(low, _mm_srli_epi16(low, 4)));
-    const __m128i twos =
-        _mm_srlv_epi32(_mm_set1_epi32(load_as<std::int32_t>(b + 104)), _mm_setr_epi32(0, 2, 4, 6));
-    const __m128i high = _mm_slli_epi16(_mm_and_si128(twos, _mm_set1_epi8(3)), 4);
-    return _mm_sub_epi8(_mm_or_si128(fours, high), _mm_set1_epi8(32));
+inline V16 q3_k_scales(const std::byte* b) {
+    const V16 low = load_low8(b + 96);
+    const V16 fours = low_nibbles(zip64_low(low, right16(low, 4)));
+    const V16 twos = right32(small32(load_as<std::int32_t>(b + 104)), words4(0, 2, 4, 6));
+    const V16 high = left16(bits_and(twos, small8(3)), 4);
+    return sub8(bits_or(fours, high), small8(32));
 }
 
 // The scales of a block of IQ4_XS: four bits of each, two more, less 32.
-inline __m256 iq4_xs_scales(const std::byte* b) {
-    const __m256i low = _mm256_srlv_epi32(_mm256_set1_epi32(load_as<std::int32_t>(b + 4)),
-                                          _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
-    const __m256i high = _mm256_srlv_epi32(_mm256_set1_epi32(load_as<std::uint16_t>(b + 2)),
-                                           _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14));
-    const __m256i six =
-        _mm256_or_si256(_mm256_and_si256(low, _mm256_set1_epi32(15)),
-                        _mm256_slli_epi32(_mm256_and_si256(high, _mm256_set1_epi32(3)), 4));
-    const __m256 s = _mm256_cvtepi32_ps(_mm256_sub_epi32(six, _mm256_set1_epi32(32)));
-    return _mm256_mul_ps(_mm256_set1_ps(half_fast(b)), s);
+inline F8 iq4_xs_scales(const std::byte* b) {
+    const V32 low =
+        right32(each32(load_as<std::int32_t>(b + 4)), words8(0, 4, 8, 12, 16, 20, 24, 28));
+    const V32 high =
+        right32(each32(load_as<std::uint16_t>(b + 2)), words8(0, 2, 4, 6, 8, 10, 12, 14));
+    const V32 six = bits_or(bits_and(low, each32(15)), left32(bits_and(high, each32(3)), 4));
+    const F8 s = floats(sub32(six, each32(32)));
+    return mul(same(half_fast(b)), s);
 }
 
 // Q4_K and Q5_K.
@@ -206,11 +185,11 @@ template <int kNbytes, bool kFifth>
 struct CodesK : CodesBlocks256<kNbytes> {
     static constexpr bool kHalves = false, kOffset = true;
     using CodesBlocks256<kNbytes>::CodesBlocks256;
-    __m256i codes(int g) const {
+    V32 codes(int g) const {
         const std::byte* b = this->block(g);
-        const __m256i v = bits_of(load32(b + (kFifth ? 48 : 16) + g % 8 / 2 * 32), g % 2 * 4, 15);
+        const V32 v = bits_of(load32(b + (kFifth ? 48 : 16) + g % 8 / 2 * 32), g % 2 * 4, 15);
         if constexpr (!kFifth) return v;
-        return _mm256_or_si256(v, _mm256_slli_epi16(bits_of(load32(b + 16), g % 8, 1), 4));
+        return bits_or(v, left16(bits_of(load32(b + 16), g % 8, 1), 4));
     }
     // As `scale_min`, of the eight groups of a block: six bits each.
     void eight(int g, float (&scale)[2][8], float (&less)[2][8]) const {
@@ -218,23 +197,22 @@ struct CodesK : CodesBlocks256<kNbytes> {
         const auto s = load_as<std::uint32_t>(b + 4), m = load_as<std::uint32_t>(b + 8);
         const auto rest = load_as<std::uint32_t>(b + 12);
         const std::uint32_t six = 0x3f3f3f3f, four = 0x0f0f0f0f, top = 0x30303030;
-        const __m256 scales = floats_of_bytes(s & six, (rest & four) | (s >> 2 & top));
-        const __m256 minima = floats_of_bytes(m & six, (rest >> 4 & four) | (m >> 2 & top));
-        _mm256_storeu_ps(scale[0], _mm256_mul_ps(_mm256_set1_ps(half_fast(b)), scales));
-        _mm256_storeu_ps(less[0], _mm256_mul_ps(_mm256_set1_ps(half_fast(b + 2)), minima));
+        const F8 scales = floats_of_bytes(s & six, (rest & four) | (s >> 2 & top));
+        const F8 minima = floats_of_bytes(m & six, (rest >> 4 & four) | (m >> 2 & top));
+        store_floats(scale[0], mul(same(half_fast(b)), scales));
+        store_floats(less[0], mul(same(half_fast(b + 2)), minima));
     }
 };
 
 struct CodesQ6_K : CodesBlocks256<210> {
     static constexpr bool kHalves = true, kOffset = false;
     using CodesBlocks256::CodesBlocks256;
-    __m256i codes(int g) const {
+    V32 codes(int g) const {
         const std::byte* b = block(g);
         const int half = g % 8 / 4, quarter = g % 4;
-        const __m256i low = bits_of(load32(b + half * 64 + quarter % 2 * 32), quarter / 2 * 4, 15);
-        const __m256i high = bits_of(load32(b + 128 + half * 32), quarter * 2, 3);
-        return _mm256_sub_epi8(_mm256_or_si256(low, _mm256_slli_epi16(high, 4)),
-                               _mm256_set1_epi8(32));
+        const V32 low = bits_of(load32(b + half * 64 + quarter % 2 * 32), quarter / 2 * 4, 15);
+        const V32 high = bits_of(load32(b + 128 + half * 32), quarter * 2, 3);
+        return sub8(bits_or(low, left16(high, 4)), each8(32));
     }
     void eight(int g, float (&scale)[2][8], float (&)[2][8]) const {
         put_sixteen(load16(block(g) + 192), half_fast(block(g) + 208), scale);
@@ -244,12 +222,11 @@ struct CodesQ6_K : CodesBlocks256<210> {
 struct CodesQ3_K : CodesBlocks256<110> {
     static constexpr bool kHalves = true, kOffset = false;
     using CodesBlocks256::CodesBlocks256;
-    __m256i codes(int g) const {
+    V32 codes(int g) const {
         const std::byte* b = block(g);
-        const __m256i low = bits_of(load32(b + 32 + g % 8 / 4 * 32), g % 4 * 2, 3);
-        const __m256i third = bits_of(load32(b), g % 8, 1);
-        return _mm256_sub_epi8(_mm256_or_si256(low, _mm256_slli_epi16(third, 2)),
-                               _mm256_set1_epi8(4));
+        const V32 low = bits_of(load32(b + 32 + g % 8 / 4 * 32), g % 4 * 2, 3);
+        const V32 third = bits_of(load32(b), g % 8, 1);
+        return sub8(bits_or(low, left16(third, 2)), each8(4));
     }
     void eight(int g, float (&scale)[2][8], float (&)[2][8]) const {
         put_sixteen(q3_k_scales(block(g)), half_fast(block(g) + 108), scale);
@@ -259,11 +236,11 @@ struct CodesQ3_K : CodesBlocks256<110> {
 struct CodesIQ4_XS : CodesBlocks256<136> {
     static constexpr bool kHalves = false, kOffset = false;
     using CodesBlocks256::CodesBlocks256;
-    __m256i codes(int g) const {
+    V32 codes(int g) const {
         return stepped(iq4_table(), nibble_halves(load16(block(g) + 8 + g % 8 * 16)));
     }
     void eight(int g, float (&scale)[2][8], float (&)[2][8]) const {
-        _mm256_storeu_ps(scale[0], iq4_xs_scales(block(g)));
+        store_floats(scale[0], iq4_xs_scales(block(g)));
     }
 };
 
@@ -271,11 +248,9 @@ struct CodesIQ4_XS : CodesBlocks256<136> {
 struct CodesQ2_K : CodesBlocks256<84> {
     static constexpr bool kHalves = true, kOffset = true;
     using CodesBlocks256::CodesBlocks256;
-    __m256i codes(int g) const {
-        return bits_of(load32(block(g) + 16 + g % 8 / 4 * 32), g % 4 * 2, 3);
-    }
+    V32 codes(int g) const { return bits_of(load32(block(g) + 16 + g % 8 / 4 * 32), g % 4 * 2, 3); }
     void eight(int g, float (&scale)[2][8], float (&less)[2][8]) const {
-        const __m128i packed = load16(block(g));
+        const V16 packed = load16(block(g));
         put_sixteen(low_nibbles(packed), half_fast(block(g) + 80), scale);
         put_sixteen(high_nibbles(packed), half_fast(block(g) + 82), less);
     }
@@ -290,21 +265,20 @@ inline void unpack_codes(const Tiles& t, int row, float* to) {
     const int groups = t.columns / 32;
     for (int g = 0; g < groups; ++g, to += 32) {
         if (g % 8 == 0) scales_of_eight(c, g, std::min(8, groups - g), scale, less);
-        const __m256i codes = c.codes(g);
-        const __m128i q[2] = {_mm256_castsi256_si128(codes), _mm256_extracti128_si256(codes, 1)};
+        const V32 codes = c.codes(g);
+        const V16 q[2] = {low_half(codes), high_half(codes)};
         for (int half = 0; half < 2; ++half) {
-            const __m256 s = _mm256_set1_ps(scale[C::kHalves ? half : 0][g % 8]);
-            const __m128i q16[2] = {q[half], _mm_unpackhi_epi64(q[half], q[half])};
+            const F8 s = same(scale[C::kHalves ? half : 0][g % 8]);
+            const V16 q16[2] = {q[half], zip64_high(q[half], q[half])};
             for (int i = 0; i < 2; ++i) {
-                __m256 v = floats_of_eight(q16[i]);
+                F8 v = floats_of_eight(q16[i]);
                 if constexpr (requires { c.zero(g); })
-                    v = _mm256_mul_ps(_mm256_sub_ps(v, _mm256_set1_ps(c.zero(g))), s);
+                    v = mul(sub(v, same(c.zero(g))), s);
                 else if constexpr (C::kOffset)
-                    v = _mm256_sub_ps(_mm256_mul_ps(v, s),
-                                      _mm256_set1_ps(less[half_offsets<C> ? half : 0][g % 8]));
+                    v = sub(mul(v, s), same(less[half_offsets<C> ? half : 0][g % 8]));
                 else
-                    v = _mm256_mul_ps(v, s);
-                _mm256_storeu_ps(to + half * 16 + i * 8, v);
+                    v = mul(v, s);
+                store_floats(to + half * 16 + i * 8, v);
             }
         }
     }

@@ -1,4 +1,4 @@
-// Few tokens with E4M3 weights on AVX2: widened in registers, with the activations as they are.
+// Few tokens with E4M3 weights: widened in registers, with the activations as they are.
 //
 // A row's sum walks its groups in order, whatever shares the call, in strides of 128 columns.
 
@@ -29,52 +29,49 @@ inline void put_wide(std::byte* row, int columns, int first, const float* x, int
 // Every fourth of 32 E4M3 as float32 times 2^-120: their bits, moved. What is subnormal there is so
 // here, too; the activations' 2^60 keeps the products clear of that.
 struct Wide {
-    __m256 of[4];
+    F8 of[4];
 };
 
-HEADRACE_INLINE Wide e4m3_wide(__m256i codes) {
-    const __m256i bits = _mm256_set1_epi16(static_cast<short>(0x87f0));
-    const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000));
-    const __m256i even = _mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(codes, 8), 4), bits);
-    const __m256i odd = _mm256_and_si256(_mm256_srai_epi16(codes, 4), bits);
-    return {{_mm256_castsi256_ps(_mm256_slli_epi32(even, 16)),
-             _mm256_castsi256_ps(_mm256_slli_epi32(odd, 16)),
-             _mm256_castsi256_ps(_mm256_and_si256(even, upper)),
-             _mm256_castsi256_ps(_mm256_and_si256(odd, upper))}};
+HEADRACE_INLINE Wide e4m3_wide(V32 codes) {
+    const V32 bits = each16(0x87f0);
+    const V32 upper = each32(static_cast<int>(0xffff0000));
+    const V32 even = bits_and(down16(left16(codes, 8), 4), bits);
+    const V32 odd = bits_and(down16(codes, 4), bits);
+    return {{as_floats(left32(even, 16)), as_floats(left32(odd, 16)),
+             as_floats(bits_and(even, upper)), as_floats(bits_and(odd, upper))}};
 }
 
 // The codes 127 and 255 are no numbers, but finite here: a row remembers whether it met one.
 struct E4M3Nans {
-    __m256i most_signed = _mm256_setzero_si256(), most = _mm256_setzero_si256();
+    V32 most_signed = no_bits(), most = no_bits();
 
-    HEADRACE_INLINE void meet(__m256i codes) {
-        most_signed = _mm256_max_epi8(most_signed, codes);
-        most = _mm256_max_epu8(most, codes);
+    HEADRACE_INLINE void meet(V32 codes) {
+        most_signed = most_signed8(most_signed, codes);
+        most = most8(most, codes);
     }
     bool any() const {
-        const __m256i positive = _mm256_cmpeq_epi8(most_signed, _mm256_set1_epi8(127));
-        const __m256i negative = _mm256_cmpeq_epi8(most, _mm256_set1_epi8(-1));
-        return _mm256_movemask_epi8(_mm256_or_si256(positive, negative)) != 0;
+        const V32 positive = equal8(most_signed, each8(127));
+        const V32 negative = equal8(most, each8(-1));
+        return any_bit(bits_or(positive, negative));
     }
 };
 
 template <int T>
-HEADRACE_INLINE void e4m3_step(__m256i codes, const WideRow (&x)[T], int k, __m256 (&sum)[T][2],
+HEADRACE_INLINE void e4m3_step(V32 codes, const WideRow (&x)[T], int k, F8 (&sum)[T][2],
                                E4M3Nans& nans) {
     nans.meet(codes);
     const Wide w = e4m3_wide(codes);
     for (int i = 0; i < 4; ++i)
         for (int t = 0; t < T; ++t)
-            sum[t][i % 2] =
-                _mm256_fmadd_ps(w.of[i], _mm256_loadu_ps(x[t].wide + k + i * 8), sum[t][i % 2]);
+            sum[t][i % 2] = fma(w.of[i], load_floats(x[t].wide + k + i * 8), sum[t][i % 2]);
 }
 
 // Columns [from, from + n) of one row with T tokens.
 template <int T>
 HEADRACE_INLINE void e4m3_products(const std::byte* q, const WideRow (&x)[T], int from, int n,
-                                   __m256 (&part)[T], E4M3Nans& nans) {
-    __m256 sum[T][2];
-    for (int t = 0; t < T; ++t) sum[t][0] = sum[t][1] = _mm256_setzero_ps();
+                                   F8 (&part)[T], E4M3Nans& nans) {
+    F8 sum[T][2];
+    for (int t = 0; t < T; ++t) sum[t][0] = sum[t][1] = no_floats();
     int k = from;
     for (; k + 32 <= from + n; k += 32) e4m3_step<T>(load32(q + k), x, k, sum, nans);
     if (k < from + n) {
@@ -82,7 +79,7 @@ HEADRACE_INLINE void e4m3_products(const std::byte* q, const WideRow (&x)[T], in
         std::memcpy(rest, q + k, static_cast<std::size_t>(from + n - k));
         e4m3_step<T>(load32(rest), x, k, sum, nans);
     }
-    for (int t = 0; t < T; ++t) part[t] = _mm256_add_ps(sum[t][0], sum[t][1]);
+    for (int t = 0; t < T; ++t) part[t] = add(sum[t][0], sum[t][1]);
 }
 
 // E8M0 times 2^60, where that is a number.
@@ -98,34 +95,32 @@ inline constexpr WideScales kWideE8M0 = [] {
 }();
 
 template <bool kMX>
-HEADRACE_INLINE __m256 wide_scale(const std::byte* scales, int g) {
-    if constexpr (kMX) return _mm256_broadcast_ss(&kWideE8M0.of[byte_at(scales, g)]);
-    return _mm256_mul_ps(_mm256_set1_ps(load_as<float>(scales + 4 * g)), _mm256_set1_ps(0x1p60f));
+HEADRACE_INLINE F8 wide_scale(const std::byte* scales, int g) {
+    if constexpr (kMX) return same(kWideE8M0.of[byte_at(scales, g)]);
+    return mul(same(load_as<float>(scales + 4 * g)), same(0x1p60f));
 }
 
 // The whole strides of a row, of groups of 32 or of whole strides; where they end.
 template <bool kMX, bool kShort, int T>
 HEADRACE_INLINE int e4m3_strides(const std::byte* scales, const std::byte* q, int group,
-                                 int columns, const WideRow (&x)[T], __m256 (&sum)[T],
-                                 E4M3Nans& nans) {
+                                 int columns, const WideRow (&x)[T], F8 (&sum)[T], E4M3Nans& nans) {
     int from = 0;
     for (; from + 128 <= columns; from += 128) {
         ask_ahead<128>(q + from);
-        __m256 part[T], two[T][2];
-        for (int t = 0; t < T; ++t) two[t][0] = two[t][1] = _mm256_setzero_ps();
+        F8 part[T], two[T][2];
+        for (int t = 0; t < T; ++t) two[t][0] = two[t][1] = no_floats();
         unrolled<4>([&](auto i) {
             const int k = from + i * 32;
             e4m3_step<T>(load32(q + k), x, k, two, nans);
             if (!kShort && i < 3) return;
-            const __m256 scale = wide_scale<kMX>(scales, k / group);
+            const F8 scale = wide_scale<kMX>(scales, k / group);
             for (int t = 0; t < T; ++t) {
-                const __m256 both = _mm256_add_ps(two[t][0], two[t][1]);
-                part[t] = !kShort || i == 0 ? _mm256_mul_ps(both, scale)
-                                            : _mm256_fmadd_ps(both, scale, part[t]);
-                two[t][0] = two[t][1] = _mm256_setzero_ps();
+                const F8 both = add(two[t][0], two[t][1]);
+                part[t] = !kShort || i == 0 ? mul(both, scale) : fma(both, scale, part[t]);
+                two[t][0] = two[t][1] = no_floats();
             }
         });
-        for (int t = 0; t < T; ++t) sum[t] = _mm256_add_ps(sum[t], part[t]);
+        for (int t = 0; t < T; ++t) sum[t] = add(sum[t], part[t]);
     }
     return from;
 }
@@ -134,8 +129,8 @@ HEADRACE_INLINE int e4m3_strides(const std::byte* scales, const std::byte* q, in
 template <bool kMX, int T>
 inline void e4m3_row(const Dot& d, const std::byte* scales, const std::byte* q, int group, int row,
                      const WideRow (&x)[T]) {
-    __m256 sum[T], part[T];
-    for (int t = 0; t < T; ++t) sum[t] = _mm256_setzero_ps();
+    F8 sum[T], part[T];
+    for (int t = 0; t < T; ++t) sum[t] = no_floats();
     E4M3Nans nans;
     int from = 0;
     if (kMX && group == 32)
@@ -143,11 +138,11 @@ inline void e4m3_row(const Dot& d, const std::byte* scales, const std::byte* q, 
     else if (group % 128 == 0 || group == d.columns)
         from = e4m3_strides<kMX, false>(scales, q, group, d.columns, x, sum, nans);
     for (int g = from / group; from < d.columns; ++g) {
-        const __m256 scale = wide_scale<kMX>(scales, g);
+        const F8 scale = wide_scale<kMX>(scales, g);
         const int end = std::min(from + group, d.columns);
         for (; from < end; from += 128) {
             e4m3_products<T>(q, x, from, std::min(128, end - from), part, nans);
-            for (int t = 0; t < T; ++t) sum[t] = _mm256_fmadd_ps(part[t], scale, sum[t]);
+            for (int t = 0; t < T; ++t) sum[t] = fma(part[t], scale, sum[t]);
         }
         from = end;
     }

@@ -1,11 +1,8 @@
-// Few tokens with packed weights on AVX2: integer products with 16-bit fixed point activations.
+// Few tokens with packed weights: integer products with 16-bit fixed point activations.
 //
 // A token's row holds, for each 32 columns, 16-bit integers q and a float scale s with x = s q to
 // 2^-16 of the group's largest, far finer than bfloat16. Weights are walked in blocks of 256
 // columns, whatever the format's own; a row's sums have one order in any company.
-
-// A call for each block would keep the sums in memory.
-#define HEADRACE_INLINE [[gnu::always_inline]] inline
 
 namespace headrace::HEADRACE_ISA {
 
@@ -32,57 +29,21 @@ struct FixedRow {
     const std::int8_t* bytes() const { return reinterpret_cast<const std::int8_t*>(more); }
 };
 
-inline __m128i load16(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
-inline __m256i load32(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
-inline __m256i load_q(const std::int16_t* p) { return load32(p); }
-
-inline float half_fast(const std::byte* p) { return _cvtsh_ss(load_as<std::uint16_t>(p)); }
-
-inline __m128i low_half(__m256i v) { return _mm256_castsi256_si128(v); }
-inline __m128i high_half(__m256i v) { return _mm256_extracti128_si256(v, 1); }
-
-// Four times eight of 32 integers in order, as nibbles come apart in 16-bit lanes.
-struct Quarters {
-    __m128i of[4];
-};
-
-// [even of the first 16, even of the others], then the odd ones likewise.
-inline void by_evens(__m256i first, __m256i second, __m256i (&out)[2]) {
-    const __m256i apart = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15, 0,
-                                           1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
-    first = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(first, apart), 0xd8);
-    second = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(second, apart), 0xd8);
-    out[0] = _mm256_permute2x128_si256(first, second, 0x20);
-    out[1] = _mm256_permute2x128_si256(first, second, 0x31);
-}
-
-// Every fourth: where a byte has two neighbours.
-inline Quarters by_fours(__m256i first, __m256i second) {
-    const __m256i apart = _mm256_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15, 0,
-                                           1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
-    first = _mm256_shuffle_epi8(first, apart);
-    second = _mm256_shuffle_epi8(second, apart);
-    const __m128i a = low_half(first), b = high_half(first), c = low_half(second),
-                  d = high_half(second);
-    const __m128i ab = _mm_unpacklo_epi32(a, b), cd = _mm_unpacklo_epi32(c, d);
-    const __m128i rest_ab = _mm_unpackhi_epi32(a, b), rest_cd = _mm_unpackhi_epi32(c, d);
-    return {{_mm_unpacklo_epi64(ab, cd), _mm_unpackhi_epi64(ab, cd),
-             _mm_unpacklo_epi64(rest_ab, rest_cd), _mm_unpackhi_epi64(rest_ab, rest_cd)}};
-}
+inline float half_fast(const std::byte* p) { return float_of_f16(load_as<std::uint16_t>(p)); }
 
 // q = 256 h + l in signed bytes.
 inline constexpr float kMostFixed = 127 * 256 + 127;
 
 // Eight h and eight l of 16 integers, and those of the other eight.
-inline __m256i in_bytes(__m256i q) {
-    const __m256i low = _mm256_srai_epi16(_mm256_slli_epi16(q, 8), 8);
-    return _mm256_packs_epi16(_mm256_srai_epi16(_mm256_sub_epi16(q, low), 8), low);
+inline V32 in_bytes(V32 q) {
+    const V32 low = down16(left16(q, 8), 8);
+    return narrow16(down16(sub16(q, low), 8), low);
 }
 
 // 16 integers of a group, four for each vector of bytes: its lane of h, then of l.
-inline void put_lanes(std::int8_t* lane, __m256i q) {
+inline void put_lanes(std::int8_t* lane, V32 q) {
     alignas(32) std::int32_t fours[8];
-    _mm256_store_si256(reinterpret_cast<__m256i*>(fours), in_bytes(q));
+    store32(fours, in_bytes(q));
     for (int i = 0; i < 4; ++i) {
         const int* from = fours + i / 2 * 4 + i % 2;
         std::memcpy(lane + i * 128, from, 4);
@@ -90,61 +51,42 @@ inline void put_lanes(std::int8_t* lane, __m256i q) {
     }
 }
 
-// Group g of a row in the order of an input. Of a nibble's inputs, groups j and j + 4 of a block
-// share vectors: their scales are then in the two halves of one.
+// Group g of a row: 16 integers, and 16 more.
 template <Input kInput>
-inline void put_order(const FixedRow& row, int g, __m256i first, __m256i second) {
-    auto* q = const_cast<std::int16_t*>(row.q);
-    __m256i evens[2];
-    by_evens(first, second, evens);
-    if constexpr (kInput == kEvensInput) {
-        for (int i = 0; i < 2; ++i)
-            _mm256_storeu_si256(reinterpret_cast<__m256i*>(q + g * 32 + i * 16), evens[i]);
-    } else {
-        Quarters quarters{
-            {low_half(evens[0]), high_half(evens[0]), low_half(evens[1]), high_half(evens[1])}};
-        if constexpr (kInput == kFoursInput) quarters = by_fours(first, second);
-        std::int16_t* at = q + g / 8 * 256 + g % 4 * 64 + g / 4 % 2 * 8;
-        for (int i = 0; i < 4; ++i)
-            _mm_storeu_si128(reinterpret_cast<__m128i*>(at + i * 16), quarters.of[i]);
-        const bool fours = kInput == kFoursInput;
+inline void put_integers(const FixedRow& row, int g, V32 first, V32 second) {
+    put_order<kInput>(const_cast<std::int16_t*>(row.q), g, first, second);
+    if constexpr (kInput != kEvensInput) {
         std::int8_t* lane = const_cast<std::int8_t*>(row.bytes()) + g / 8 * 512 + g % 8 * 4;
-        put_lanes(lane, fours ? evens[0] : first);
-        put_lanes(lane + 64, fours ? evens[1] : second);
+        V32 nibbles[2] = {first, second};
+        if constexpr (kInput == kFoursInput) by_evens(first, second, nibbles);
+        put_lanes(lane, nibbles[0]);
+        put_lanes(lane + 64, nibbles[1]);
     }
 }
 
 // 32 floats: the scale, and the sum times it.
 template <Input kInput>
 inline void put_group(const FixedRow& at, int g, const float* from) {
-    __m256 v[4], most = _mm256_setzero_ps(), finite = most;
-    finite = _mm256_cmp_ps(finite, finite, _CMP_EQ_OQ);
-    const __m256 bits = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+    // The bits of floats without a sign are in the order of what they are, NaNs above all.
+    F8 v[4];
+    V32 most = no_bits();
     for (int i = 0; i < 4; ++i) {
-        v[i] = _mm256_loadu_ps(from + i * 8);
-        const __m256 size = _mm256_and_ps(v[i], bits);
-        most = _mm256_max_ps(most, size);
-        finite = _mm256_and_ps(finite, _mm256_cmp_ps(size, _mm256_set1_ps(3e38f), _CMP_LE_OQ));
+        v[i] = load_floats(from + i * 8);
+        most = most32(most, bits_and(as_bits(v[i]), each32(0x7fffffff)));
     }
-    __m128 top = _mm_max_ps(_mm256_castps256_ps128(most), _mm256_extractf128_ps(most, 1));
-    top = _mm_max_ps(top, _mm_movehl_ps(top, top));
-    const float largest = _mm_cvtss_f32(_mm_max_ss(top, _mm_movehdup_ps(top)));
-    const bool sound = _mm256_movemask_ps(finite) == 255;
+    const int top = most_of_words(most);
+    const bool sound = top <= std::bit_cast<int>(3e38f);
+    const auto largest = std::bit_cast<float>(top);
     const float scale = sound ? largest / kMostFixed : std::bit_cast<float>(0x7fc00000u);
-    const __m256 inverse = _mm256_set1_ps(sound && largest > 1e-30f ? kMostFixed / largest : 0.0f);
-    __m256i n[4], sum = _mm256_setzero_si256();
+    const F8 inverse = same(sound && largest > 1e-30f ? kMostFixed / largest : 0.0f);
+    V32 n[4], sum = no_bits();
     for (int i = 0; i < 4; ++i) {
-        const __m256 q = sound ? _mm256_mul_ps(v[i], inverse) : _mm256_setzero_ps();
-        n[i] = _mm256_cvtps_epi32(q);
-        sum = _mm256_add_epi32(sum, n[i]);
+        n[i] = rounded(sound ? mul(v[i], inverse) : no_floats());
+        sum = add32(sum, n[i]);
     }
-    put_order<kInput>(at, g, _mm256_permute4x64_epi64(_mm256_packs_epi32(n[0], n[1]), 0xd8),
-                      _mm256_permute4x64_epi64(_mm256_packs_epi32(n[2], n[3]), 0xd8));
-    __m128i four = _mm_add_epi32(low_half(sum), high_half(sum));
-    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
-    const int total = _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+    put_integers<kInput>(at, g, narrow32(n[0], n[1]), narrow32(n[2], n[3]));
     const_cast<float*>(at.scale)[g] = scale;
-    const_cast<float*>(at.sum)[g] = scale * static_cast<float>(total);
+    const_cast<float*>(at.sum)[g] = scale * static_cast<float>(sum_of_words(sum));
 }
 
 // Columns [first, first + n) of a row; whole groups, but for the row's last.
@@ -161,12 +103,6 @@ inline void put_fixed(std::byte* row, int columns, int first, const float* x, in
         if (k < n) std::memcpy(rest, x + k, static_cast<std::size_t>(n - k) * sizeof(float));
         put_group<kInput>(at, (first + k) / 32, rest);
     }
-}
-
-inline float sum_of_lanes(__m256 v) {
-    __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
-    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
 
 // A block's groups, whose scales are taken in a loop that is no loop: shuffles want constants.
@@ -187,8 +123,8 @@ inline void ask_ahead(const std::byte* p) {
 
 // The groups behind a row's last whole block, as a block whose other groups are zeros.
 template <class F, int T>
-[[gnu::noinline]] void add_tail(const F& f, int columns, const FixedRow (&x)[T], __m256 (&sum)[T],
-                                __m256 (&less)[T]) {
+[[gnu::noinline]] void add_tail(const F& f, int columns, const FixedRow (&x)[T], F8 (&sum)[T],
+                                F8 (&less)[T]) {
     alignas(32) std::byte copy[F::kBlockNbytes + 64] = {};
     const int blocks = columns / 256;
     f.tail(copy, blocks, columns % 256 / 32).add(0, x, blocks, sum, less);
@@ -209,9 +145,9 @@ inline void fixed_rows(const Dot& d, const Tiles& tiles, const typename Habits<F
     auto f = [&]<std::size_t... I>(std::index_sequence<I...>) {
         return std::array<F, R>{F(tiles.tile(row + static_cast<int>(I) * apart), tiles)...};
     }(std::make_index_sequence<R>{});
-    __m256 sum[R][T], less[R][T];
+    F8 sum[R][T], less[R][T];
     for (int r = 0; r < R; ++r)
-        for (int t = 0; t < T; ++t) sum[r][t] = less[r][t] = _mm256_setzero_ps();
+        for (int t = 0; t < T; ++t) sum[r][t] = less[r][t] = no_floats();
     const int blocks = d.columns / 256;
     for (int b = 0; b < blocks; ++b)
         for (int r = 0; r < R; ++r) {

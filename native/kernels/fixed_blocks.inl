@@ -1,46 +1,37 @@
 // Formats for `fixed_rows` whose groups have vectors of their own: Q8_0 and ggml's blocks of 256.
 //
-// The activations have the even columns of each 32 before the odd ones (kEvensInput).
+// Activations are of kEvensInput.
 
 namespace headrace::HEADRACE_ISA {
 
-// 32 weights as 16-bit integers: the even columns, the odd ones.
-struct Codes {
-    __m256i even, odd;
-};
-
 // A float for each group of a block, in all lanes or another in the upper half.
 struct EightScales {
-    __m256 first, second;  // of groups 0 to 3, 4 to 7, in both halves
+    F8 first, second;  // of groups 0 to 3, 4 to 7, in both halves
     template <int g>
-    __m256 of() const {
-        return _mm256_permute_ps(g < 4 ? first : second, g % 4 * 0x55);
+    F8 of() const {
+        return lane_of<g % 4>(g < 4 ? first : second);
     }
 };
-inline EightScales eight_scales(__m256 w, const float* x) {
-    const __m256 s = _mm256_mul_ps(w, _mm256_loadu_ps(x));
-    return {_mm256_permute2f128_ps(s, s, 0x00), _mm256_permute2f128_ps(s, s, 0x11)};
+inline EightScales eight_scales(F8 w, const float* x) {
+    const F8 s = mul(w, load_floats(x));
+    return {low_twice(s), high_twice(s)};
 }
 
 // Two sums, of even and odd groups: one alone would wait for itself.
 template <class C, int T>
-HEADRACE_INLINE void add_codes(const C& c, const FixedRow (&x)[T], int xb, __m256 (&sum)[T]) {
+HEADRACE_INLINE void add_codes(const C& c, const FixedRow (&x)[T], int xb, F8 (&sum)[T]) {
     EightScales s[T];
     for (int t = 0; t < T; ++t) s[t] = c.scales(x[t].scale + xb * 8);
-    __m256 part[T][2];
+    F8 part[T][2];
     unrolled<8>([&](auto g) {
         const Codes w = c.template group<g>();
         for (int t = 0; t < T; ++t) {
-            const std::int16_t* q = x[t].q + xb * 256 + g * 32;
-            const __m256 f = _mm256_cvtepi32_ps(_mm256_add_epi32(
-                _mm256_madd_epi16(w.even, load_q(q)), _mm256_madd_epi16(w.odd, load_q(q + 16))));
-            const __m256 scale = s[t].template of<g>();
-            part[t][g % 2] =
-                g < 2 ? _mm256_mul_ps(f, scale) : _mm256_fmadd_ps(f, scale, part[t][g % 2]);
+            const F8 f = floats(w.products(x[t].q + xb * 256 + g * 32));
+            const F8 scale = s[t].template of<g>();
+            part[t][g % 2] = g < 2 ? mul(f, scale) : fma(f, scale, part[t][g % 2]);
         }
     });
-    for (int t = 0; t < T; ++t)
-        sum[t] = _mm256_add_ps(sum[t], _mm256_add_ps(part[t][0], part[t][1]));
+    for (int t = 0; t < T; ++t) sum[t] = add(sum[t], add(part[t][0], part[t][1]));
 }
 
 struct FixedQ8_0 : FixedBlocks32<34> {
@@ -52,17 +43,15 @@ struct FixedQ8_0 : FixedBlocks32<34> {
     }
     struct Block {
         const std::byte* q;
-        __m256 w;
+        F8 w;
         template <int g>
         Codes group() const {
-            const __m256i v = load32(q + g * 34);
-            return {_mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8), _mm256_srai_epi16(v, 8)};
+            return Codes::plain(load32(q + g * 34));
         }
         EightScales scales(const float* x) const { return eight_scales(w, x); }
     };
     template <int T>
-    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, __m256 (&sum)[T],
-                             __m256 (&)[T]) const {
+    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, F8 (&sum)[T], F8 (&)[T]) const {
         add_codes(Block{block(b) + 2, gathered_halves<34>(block(b))}, x, xb, sum);
     }
 };
@@ -76,45 +65,40 @@ struct FixedQ6_K {
     static bool fits(const Tiles&) { return true; }
     struct Block {
         const std::byte* b;
-        __m256 first, second;  // scales of the first 16 columns of four groups, of the others
+        F8 first, second;  // scales of the first 16 columns of four groups, of the others
         explicit Block(const std::byte* block) : b(block) {
-            const __m128i apart =
-                _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
-            const __m128i s = _mm_shuffle_epi8(load16(b + 192), apart);
-            const __m256 d = _mm256_set1_ps(half_fast(b + 208));
-            first = _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(s)));
-            second = _mm256_mul_ps(
-                d, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(s, s))));
+            const V16 apart = bytes16(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+            const V16 s = lookup(load16(b + 192), apart);
+            const F8 d = same(half_fast(b + 208));
+            first = mul(d, floats(words_of_signed(s)));
+            second = mul(d, floats(words_of_signed(zip64_high(s, s))));
         }
-        // Times 256.
+        // Times Codes::kTimes.
         template <int g>
         Codes group() const {
             constexpr int kHalf = g / 4, kQuarter = g % 4;
-            __m256i low = load32(b + kHalf * 64 + kQuarter % 2 * 32);
-            if constexpr (kQuarter >= 2) low = _mm256_srli_epi16(low, 4);
-            __m256i high = _mm256_and_si256(load32(b + 128 + kHalf * 32),
-                                            _mm256_set1_epi8(static_cast<char>(3 << 2 * kQuarter)));
-            if constexpr (kQuarter < 2) high = _mm256_slli_epi16(high, 4 - 2 * kQuarter);
-            if constexpr (kQuarter > 2) high = _mm256_srli_epi16(high, 2);
-            const __m256i code = _mm256_or_si256(_mm256_and_si256(low, _mm256_set1_epi8(15)), high);
-            const __m256i v = _mm256_sub_epi8(code, _mm256_set1_epi8(32));
-            return {_mm256_slli_epi16(v, 8),
-                    _mm256_and_si256(v, _mm256_set1_epi16(static_cast<short>(0xff00)))};
+            V32 low = load32(b + kHalf * 64 + kQuarter % 2 * 32);
+            if constexpr (kQuarter >= 2) low = right16(low, 4);
+            V32 high =
+                bits_and(load32(b + 128 + kHalf * 32), each8(static_cast<char>(3 << 2 * kQuarter)));
+            if constexpr (kQuarter < 2) high = left16(high, 4 - 2 * kQuarter);
+            if constexpr (kQuarter > 2) high = right16(high, 2);
+            const V32 code = bits_or(bits_and(low, each8(15)), high);
+            const V32 v = sub8(code, each8(32));
+            return Codes::times(v);
         }
         EightScales scales(const float* from) const {
-            const __m256 x = _mm256_loadu_ps(from);
-            return {_mm256_mul_ps(first, _mm256_permute2f128_ps(x, x, 0x00)),
-                    _mm256_mul_ps(second, _mm256_permute2f128_ps(x, x, 0x11))};
+            const F8 x = load_floats(from);
+            return {mul(first, low_twice(x)), mul(second, high_twice(x))};
         }
     };
     template <int T>
-    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, __m256 (&sum)[T],
-                             __m256 (&)[T]) const {
+    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, F8 (&sum)[T], F8 (&)[T]) const {
         add_codes(Block(blocks + b * 210), x, xb, sum);
     }
     static constexpr int kStreamNbytes = 210;
     const std::byte* stream(int b) const { return blocks + b * kStreamNbytes; }
-    float whole() const { return 0x1p-8f; }
+    float whole() const { return 1.0f / Codes::kTimes; }
 };
 
 struct TwoRows {

@@ -10,45 +10,35 @@ inline void put_sixteens(std::byte* row, int columns, int first, const float* x,
     put_fixed<kEvensInput>(row, columns, first, x, n);
     const FixedRow at(row, columns);
     auto* sums = const_cast<float*>(at.sum16());
-    const __m256i ones = _mm256_set1_epi16(1);
     for (int g = first / 32; g < (first + n + 31) / 32; ++g) {
-        const __m256i s = _mm256_add_epi32(_mm256_madd_epi16(load_q(at.q + g * 32), ones),
-                                           _mm256_madd_epi16(load_q(at.q + g * 32 + 16), ones));
-        const __m128i twos = _mm_hadd_epi32(low_half(s), high_half(s));
-        const __m128i both = _mm_hadd_epi32(twos, twos);
-        const __m128 of = _mm_mul_ps(_mm_cvtepi32_ps(both), _mm_set1_ps(at.scale[g]));
-        _mm_storel_pi(reinterpret_cast<__m64*>(sums + g * 2), of);
+        int of[2];
+        sums_of_sixteens(at.q + g * 32, of);
+        for (int half = 0; half < 2; ++half)
+            sums[g * 2 + half] = at.scale[g] * static_cast<float>(of[half]);
     }
-}
-
-// Bytes that are signed codes, in order, as 16-bit integers times 256.
-inline Codes codes_times_256(__m256i v) {
-    return {_mm256_slli_epi16(v, 8),
-            _mm256_and_si256(v, _mm256_set1_epi16(static_cast<short>(0xff00)))};
 }
 
 // Of sixteen bytes, one for each 16 columns: those of the first halves of groups 0 to 3 and then of
 // their second halves, and of groups 4 to 7 likewise.
 struct SixteenScales {
-    __m256 first, second;
-    SixteenScales(__m128i s, __m256 d) {
-        const __m128i apart = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
-        s = _mm_shuffle_epi8(s, apart);
-        first = _mm256_mul_ps(d, floats_of_eight(s));
-        second = _mm256_mul_ps(d, floats_of_eight(_mm_unpackhi_epi64(s, s)));
+    F8 first, second;
+    SixteenScales(V16 s, F8 d) {
+        const V16 apart = bytes16(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+        s = lookup(s, apart);
+        first = mul(d, floats_of_eight(s));
+        second = mul(d, floats_of_eight(zip64_high(s, s)));
     }
     EightScales times(const float* from) const {
-        const __m256 x = _mm256_loadu_ps(from);
-        return {_mm256_mul_ps(first, _mm256_permute2f128_ps(x, x, 0x00)),
-                _mm256_mul_ps(second, _mm256_permute2f128_ps(x, x, 0x11))};
+        const F8 x = load_floats(from);
+        return {mul(first, low_twice(x)), mul(second, high_twice(x))};
     }
 };
 
 // Two bits of each byte of 32 that four groups share.
 template <int g>
-inline __m256i two_bits(const std::byte* q) {
-    const __m256i v = load32(q + g / 4 * 32);
-    return _mm256_and_si256(_mm256_srli_epi16(v, g % 4 * 2), _mm256_set1_epi8(3));
+inline V32 two_bits(const std::byte* q) {
+    const V32 v = load32(q + g / 4 * 32);
+    return bits_and(right16(v, g % 4 * 2), each8(3));
 }
 
 template <int kNbytes>
@@ -72,27 +62,24 @@ struct FixedQ2_K : FixedBlocks256<84> {
         SixteenScales w;
         template <int g>
         Codes group() const {
-            const __m256i v = two_bits<g>(q);
-            return {_mm256_and_si256(v, _mm256_set1_epi16(3)), _mm256_srli_epi16(v, 8)};
+            const V32 v = two_bits<g>(q);
+            return Codes::plain(v);
         }
         EightScales scales(const float* x) const { return w.times(x); }
     };
     template <int T>
-    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, __m256 (&sum)[T],
-                             __m256 (&less)[T]) const {
+    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, F8 (&sum)[T],
+                             F8 (&less)[T]) const {
         const std::byte* p = stream(b);
-        const __m128i packed = load16(p), minima = high_nibbles(packed);
-        const __m128 d = _mm_cvtph_ps(_mm_cvtsi32_si128(load_as<std::int32_t>(p + 80)));
-        const Block block{p + 16, {low_nibbles(packed), _mm256_broadcastss_ps(d)}};
+        const V16 packed = load16(p), minima = high_nibbles(packed);
+        const Block block{p + 16, {low_nibbles(packed), same(half_fast(p + 80))}};
         add_codes(block, x, xb, sum);
-        const __m256 dmin = _mm256_broadcastss_ps(_mm_movehdup_ps(d));
-        const __m256 least[2] = {
-            _mm256_mul_ps(dmin, floats_of_eight(minima)),
-            _mm256_mul_ps(dmin, floats_of_eight(_mm_unpackhi_epi64(minima, minima)))};
+        const F8 dmin = same(half_fast(p + 82));
+        const F8 least[2] = {mul(dmin, floats_of_eight(minima)),
+                             mul(dmin, floats_of_eight(zip64_high(minima, minima)))};
         for (int t = 0; t < T; ++t)
             for (int i = 0; i < 2; ++i)
-                less[t] = _mm256_fmadd_ps(least[i], _mm256_loadu_ps(x[t].sum16() + xb * 16 + i * 8),
-                                          less[t]);
+                less[t] = fma(least[i], load_floats(x[t].sum16() + xb * 16 + i * 8), less[t]);
     }
 };
 
@@ -103,22 +90,19 @@ struct FixedQ3_K : FixedBlocks256<110> {
         SixteenScales w;
         template <int g>
         Codes group() const {
-            __m256i third =
-                _mm256_and_si256(load32(b), _mm256_set1_epi8(static_cast<char>(1 << g)));
-            if constexpr (g < 2) third = _mm256_slli_epi16(third, 2 - g);
-            if constexpr (g > 2) third = _mm256_srli_epi16(third, g - 2);
-            return codes_times_256(
-                _mm256_sub_epi8(_mm256_or_si256(two_bits<g>(b + 32), third), _mm256_set1_epi8(4)));
+            V32 third = bits_and(load32(b), each8(static_cast<char>(1 << g)));
+            if constexpr (g < 2) third = left16(third, 2 - g);
+            if constexpr (g > 2) third = right16(third, g - 2);
+            return Codes::times(sub8(bits_or(two_bits<g>(b + 32), third), each8(4)));
         }
         EightScales scales(const float* x) const { return w.times(x); }
     };
     template <int T>
-    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, __m256 (&sum)[T],
-                             __m256 (&)[T]) const {
+    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, F8 (&sum)[T], F8 (&)[T]) const {
         const std::byte* p = stream(b);
-        add_codes(Block{p, {q3_k_scales(p), _mm256_set1_ps(half_fast(p + 108))}}, x, xb, sum);
+        add_codes(Block{p, {q3_k_scales(p), same(half_fast(p + 108))}}, x, xb, sum);
     }
-    float whole() const { return 0x1p-8f; }
+    float whole() const { return 1.0f / Codes::kTimes; }
 };
 
 struct FixedQ5_0 : FixedBlocks32<22> {
@@ -130,27 +114,25 @@ struct FixedQ5_0 : FixedBlocks32<22> {
     }
     struct Block {
         const std::byte* b;
-        __m256 w;
+        F8 w;
         template <int g>
         Codes group() const {
-            return codes_times_256(q5_0_codes(b + g * 22));
+            return Codes::times(q5_0_codes(b + g * 22));
         }
         EightScales scales(const float* x) const { return eight_scales(w, x); }
     };
     template <int T>
-    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, __m256 (&sum)[T],
-                             __m256 (&)[T]) const {
+    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, F8 (&sum)[T], F8 (&)[T]) const {
         add_codes(Block{block(b), gathered_halves<22>(block(b))}, x, xb, sum);
     }
-    float whole() const { return 0x1p-8f; }
+    float whole() const { return 1.0f / Codes::kTimes; }
 };
 
 struct FixedIQ4_XS : FixedBlocks256<136> {
     static constexpr Input kInput = kHalvesInput;
     using FixedBlocks256::FixedBlocks256;
     template <int T>
-    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, __m256 (&sum)[T],
-                             __m256 (&)[T]) const {
+    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, F8 (&sum)[T], F8 (&)[T]) const {
         const std::byte* p = stream(b);
         add_nibbles(Block32<iq4_steps, 16>{p + 8, iq4_xs_scales(p)}, x, xb, sum);
     }

@@ -2,93 +2,73 @@
 //
 // Codes that can be counted from zero stay bytes, and meet the bytes of the activations: eight
 // groups of a block have a lane each. Of others, groups j and j + 4 of a block lie in the two
-// halves of a vector and come apart into 16-bit lanes; the integers of the activations have that
-// order.
+// halves of a vector (`Nibbles`).
 
 namespace headrace::HEADRACE_ISA {
 
-struct Nibbles {
-    __m256i of[4];
-};
-
 struct Steps {
-    __m256i low, high;
+    V32 low, high;
 };
-inline Steps looked_up(__m256i table, __m256i v) {
-    const __m256i low = _mm256_set1_epi8(15);
-    return {_mm256_shuffle_epi8(table, _mm256_and_si256(v, low)),
-            _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(v, 4), low))};
+inline Steps looked_up(V32 table, V32 v) {
+    return {lookup(table, low_nibbles(v)), lookup(table, high_nibbles(v))};
 }
 
-// E2M1 times 512: a step in the upper byte of its lane.
-inline Nibbles e2m1_steps(__m256i v) {
-    const __m256i table = _mm256_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12,
-                                           0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
-    const __m256i upper = _mm256_set1_epi16(static_cast<short>(0xff00));
-    const Steps s = looked_up(table, v);
-    return {{_mm256_slli_epi16(s.low, 8), _mm256_slli_epi16(s.high, 8),
-             _mm256_and_si256(s.low, upper), _mm256_and_si256(s.high, upper)}};
+// E2M1 times twice Nibbles::kTimes.
+inline Nibbles e2m1_steps(V32 v) {
+    const Steps s = looked_up(both16(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), v);
+    return Nibbles::times(s.low, s.high);
 }
 
-inline Nibbles iq4_steps(__m256i v) {
-    const Steps s = looked_up(_mm256_broadcastsi128_si256(load16(kIQ4)), v);
-    return {{_mm256_srai_epi16(_mm256_slli_epi16(s.low, 8), 8),
-             _mm256_srai_epi16(_mm256_slli_epi16(s.high, 8), 8), _mm256_srai_epi16(s.low, 8),
-             _mm256_srai_epi16(s.high, 8)}};
+inline Nibbles iq4_steps(V32 v) {
+    const Steps s = looked_up(in_both(load16(kIQ4)), v);
+    return Nibbles::plain(s.low, s.high);
 }
 
 // A float for each group of a block: pair j's are in the two halves.
 struct PerGroup {
-    __m256 of;
+    F8 of;
     template <int j>
-    __m256 pair() const {
-        return _mm256_permute_ps(of, j * 0x55);
+    F8 pair() const {
+        return lane_of<j>(of);
     }
 };
 
 // The products of one block for T tokens. C is a format's code for what differs: `code(j)` of a
 // pair, `scales(x)`.
 template <class C, int T>
-HEADRACE_INLINE void add_nibbles(const C& c, const FixedRow (&x)[T], int xb, __m256 (&sum)[T]) {
+HEADRACE_INLINE void add_nibbles(const C& c, const FixedRow (&x)[T], int xb, F8 (&sum)[T]) {
     decltype(c.scales(x[0].scale)) s[T];
     for (int t = 0; t < T; ++t) s[t] = c.scales(x[t].scale + xb * 8);
-    __m256 part[T];
+    F8 part[T];
     unrolled<4>([&](auto j) {
         const Nibbles n = c.pair(j);
         for (int t = 0; t < T; ++t) {
-            const std::int16_t* q = x[t].q + xb * 256 + j * 64;
-            const __m256i p =
-                _mm256_add_epi32(_mm256_add_epi32(_mm256_madd_epi16(n.of[0], load_q(q)),
-                                                  _mm256_madd_epi16(n.of[1], load_q(q + 16))),
-                                 _mm256_add_epi32(_mm256_madd_epi16(n.of[2], load_q(q + 32)),
-                                                  _mm256_madd_epi16(n.of[3], load_q(q + 48))));
-            const __m256 f = _mm256_cvtepi32_ps(p), scale = s[t].template pair<j>();
-            part[t] = j == 0 ? _mm256_mul_ps(f, scale) : _mm256_fmadd_ps(f, scale, part[t]);
+            const F8 f = floats(n.products(x[t].q + xb * 256, j));
+            const F8 scale = s[t].template pair<j>();
+            part[t] = j == 0 ? mul(f, scale) : fma(f, scale, part[t]);
         }
     });
-    for (int t = 0; t < T; ++t) sum[t] = _mm256_add_ps(sum[t], part[t]);
+    for (int t = 0; t < T; ++t) sum[t] = add(sum[t], part[t]);
 }
 
 // Groups j and j + 4, `apart` bytes from one to the next.
-inline __m256i two_groups(const std::byte* q, int j, int apart) {
-    // A load to both halves and a blend cost a third of an insertion on Zen 3.
-    return _mm256_blend_epi32(_mm256_castsi128_si256(load16(q + j * apart)),
-                              _mm256_broadcastsi128_si256(load16(q + (j + 4) * apart)), 0xf0);
+inline V32 two_groups(const std::byte* q, int j, int apart) {
+    return load_halves(q + j * apart, q + (j + 4) * apart);
 }
 
 // 16 bytes of each of eight groups, `apart` from one to the next: a lane of 32 bits is a group.
 struct EightGroups {
-    __m256i of[4];
+    V32 of[4];
     EightGroups(const std::byte* q, int apart) {
-        __m256i a[4], b[4];
+        V32 a[4], b[4];
         for (int j = 0; j < 4; ++j) a[j] = two_groups(q, j, apart);
         for (int j = 0; j < 4; j += 2) {
-            b[j] = _mm256_unpacklo_epi32(a[j], a[j + 1]);
-            b[j + 1] = _mm256_unpackhi_epi32(a[j], a[j + 1]);
+            b[j] = zip32_low(a[j], a[j + 1]);
+            b[j + 1] = zip32_high(a[j], a[j + 1]);
         }
         for (int j = 0; j < 2; ++j) {
-            of[2 * j] = _mm256_unpacklo_epi64(b[j], b[j + 2]);
-            of[2 * j + 1] = _mm256_unpackhi_epi64(b[j], b[j + 2]);
+            of[2 * j] = zip64_low(b[j], b[j + 2]);
+            of[2 * j + 1] = zip64_high(b[j], b[j + 2]);
         }
     }
 };
@@ -96,73 +76,61 @@ struct EightGroups {
 // Codes that are what they say, and E2M1: twice its value and 12 besides, so that none is negative.
 struct PlainCodes {
     static constexpr bool kWide = false;
-    static __m256i of(__m256i nibbles) { return nibbles; }
+    static V32 of(V32 nibbles) { return nibbles; }
 };
 struct StepsAbove {
     static constexpr bool kWide = true;  // eight products of two overflow 16 bits, four do not
-    static __m256i of(__m256i nibbles) {
-        return _mm256_shuffle_epi8(
-            _mm256_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0, 12, 13, 14,
-                             15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0),
-            nibbles);
+    static V32 of(V32 nibbles) {
+        return lookup(both16(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0), nibbles);
     }
 };
 
 // The products of one block for T tokens, a lane for each group, whose scales are w.
 template <class C, int T>
-HEADRACE_INLINE void add_lanes(const EightGroups& v, __m256 w, const FixedRow (&x)[T], int xb,
-                               __m256 (&sum)[T]) {
-    __m256i part[T][2], total[T];
-    const auto whole = [&](int t) {
-        return _mm256_add_epi32(_mm256_madd_epi16(part[t][0], _mm256_set1_epi16(256)),
-                                _mm256_madd_epi16(part[t][1], _mm256_set1_epi16(1)));
-    };
+HEADRACE_INLINE void add_lanes(const EightGroups& v, F8 w, const FixedRow (&x)[T], int xb,
+                               F8 (&sum)[T]) {
+    LaneSums part[T];
+    V32 total[T];
     unrolled<4>([&](auto i) {
         for (int n = 0; n < 2; ++n) {
-            const __m256i c = C::of(_mm256_and_si256(
-                n == 0 ? v.of[i] : _mm256_srli_epi16(v.of[i], 4), _mm256_set1_epi8(15)));
-            const bool begins = n == 0 && (i == 0 || (C::kWide && i == 2));
-            for (int t = 0; t < T; ++t)
-                for (int k = 0; k < 2; ++k) {
-                    const __m256i p = _mm256_maddubs_epi16(
-                        c, load32(x[t].bytes() + xb * 512 + (i * 2 + n) * 64 + k * 32));
-                    part[t][k] = begins ? p : _mm256_add_epi16(part[t][k], p);
-                }
+            const V32 c = C::of(n == 0 ? low_nibbles(v.of[i]) : high_nibbles(v.of[i]));
+            for (int t = 0; t < T; ++t) part[t].add(c, x[t].bytes() + xb * 512 + (i * 2 + n) * 64);
         }
-        if constexpr (C::kWide && i == 1)
-            for (int t = 0; t < T; ++t) total[t] = whole(t);
+        if constexpr (C::kWide && LaneSums::kNarrow && i == 1)
+            for (int t = 0; t < T; ++t) {
+                total[t] = part[t].whole();
+                part[t] = {};
+            }
     });
     for (int t = 0; t < T; ++t) {
-        total[t] = C::kWide ? _mm256_add_epi32(total[t], whole(t)) : whole(t);
-        const __m256 scale = _mm256_mul_ps(w, _mm256_loadu_ps(x[t].scale + xb * 8));
-        sum[t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(total[t]), scale, sum[t]);
+        const V32 whole = part[t].whole();
+        const V32 all = C::kWide && LaneSums::kNarrow ? add32(total[t], whole) : whole;
+        const F8 scale = mul(w, load_floats(x[t].scale + xb * 8));
+        sum[t] = fma(floats(all), scale, sum[t]);
     }
 }
 
 // What all codes of a block are too large by.
 template <int T>
-HEADRACE_INLINE void take_off(__m256 offset, const FixedRow (&x)[T], int xb, __m256 (&less)[T]) {
-    for (int t = 0; t < T; ++t)
-        less[t] = _mm256_fmadd_ps(offset, _mm256_loadu_ps(x[t].sum + xb * 8), less[t]);
+HEADRACE_INLINE void take_off(F8 offset, const FixedRow (&x)[T], int xb, F8 (&less)[T]) {
+    for (int t = 0; t < T; ++t) less[t] = fma(offset, load_floats(x[t].sum + xb * 8), less[t]);
 }
 
 // E2M1 with a scale for each group: in halves, as the offset is.
 template <int T>
-HEADRACE_INLINE void add_steps(const EightGroups& v, __m256 w, const FixedRow (&x)[T], int xb,
-                               __m256 (&sum)[T], __m256 (&less)[T]) {
-    w = _mm256_mul_ps(w, _mm256_set1_ps(0.5f));
+HEADRACE_INLINE void add_steps(const EightGroups& v, F8 w, const FixedRow (&x)[T], int xb,
+                               F8 (&sum)[T], F8 (&less)[T]) {
+    w = mul(w, same(0.5f));
     add_lanes<StepsAbove>(v, w, x, xb, sum);
-    take_off(_mm256_mul_ps(w, _mm256_set1_ps(12.0f)), x, xb, less);
+    take_off(mul(w, same(12.0f)), x, xb, less);
 }
 
 // Eight E8M0 as floats; 0 and 255 are not what their bits say.
-inline __m256 e8m0_eight(std::uint64_t bytes) {
-    const __m256i e = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<std::int64_t>(bytes)));
-    const __m256i next =
-        _mm256_and_si256(_mm256_add_epi32(e, _mm256_set1_epi32(1)), _mm256_set1_epi32(255));
-    const __m256i odd = _mm256_and_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(2), next),
-                                         _mm256_set1_epi32(0x00400000));
-    return _mm256_castsi256_ps(_mm256_or_si256(_mm256_slli_epi32(e, 23), odd));
+inline F8 e8m0_eight(std::uint64_t bytes) {
+    const V32 e = words_of_bytes(low8(bytes));
+    const V32 next = bits_and(add32(e, each32(1)), each32(255));
+    const V32 odd = bits_and(more32(each32(2), next), each32(0x00400000));
+    return as_floats(bits_or(left32(e, 23), odd));
 }
 
 struct FixedMXFP4 {
@@ -181,8 +149,8 @@ struct FixedMXFP4 {
         return {copy, copy + 8};
     }
     template <int T>
-    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, __m256 (&sum)[T],
-                             __m256 (&less)[T]) const {
+    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, F8 (&sum)[T],
+                             F8 (&less)[T]) const {
         add_steps(EightGroups(q + b * 128, 16), e8m0_eight(load_as<std::uint64_t>(scale + b * 8)),
                   x, xb, sum, less);
     }
@@ -192,22 +160,21 @@ struct FixedMXFP4 {
 };
 
 // Sixteen E4M3 times 2^-8: as float16 bits. A NaN's stay one.
-inline __m256i e4m3_halves(__m128i codes) {
-    const __m256i up = _mm256_slli_epi16(_mm256_cvtepu8_epi16(codes), 8);
-    const __m256i bits = _mm256_set1_epi16(0x3f80);
-    const __m256i h =
-        _mm256_and_si256(_mm256_srai_epi16(up, 1), _mm256_set1_epi16(static_cast<short>(0xbf80)));
-    const __m256i nan = _mm256_cmpeq_epi16(_mm256_and_si256(h, bits), bits);
-    return _mm256_or_si256(h, _mm256_and_si256(nan, _mm256_set1_epi16(0x7f80)));
+inline V32 e4m3_halves(V16 codes) {
+    const V32 up = left16(halves_of_bytes(codes), 8);
+    const V32 bits = each16(0x3f80);
+    const V32 h = bits_and(down16(up, 1), each16(0xbf80));
+    const V32 nan = equal16(bits_and(h, bits), bits);
+    return bits_or(h, bits_and(nan, each16(0x7f80)));
 }
 
 // A float for every 16 columns: those of groups 0, 1, 4 and 5, and of 2, 3, 6 and 7.
 struct PerHalfGroup {
-    __m256 first, second;
+    F8 first, second;
     template <int j>
-    __m256 pair() const {
-        const __m256 of = j < 2 ? first : second;
-        return j % 2 == 0 ? _mm256_unpacklo_ps(of, of) : _mm256_unpackhi_ps(of, of);
+    F8 pair() const {
+        const F8 of = j < 2 ? first : second;
+        return j % 2 == 0 ? first_two_twice(of) : last_two_twice(of);
     }
 };
 
@@ -230,25 +197,24 @@ struct FixedNVFP4 {
     }
     struct Block {
         const std::byte* q;
-        __m256 first, second;
+        F8 first, second;
         Nibbles pair(int j) const { return e2m1_steps(two_groups(q, j, 16)); }
         PerHalfGroup scales(const float* from) const {
-            const __m256 x = _mm256_loadu_ps(from);
-            return {_mm256_mul_ps(first, _mm256_unpacklo_ps(x, x)),
-                    _mm256_mul_ps(second, _mm256_unpackhi_ps(x, x))};
+            const F8 x = load_floats(from);
+            return {mul(first, first_two_twice(x)), mul(second, last_two_twice(x))};
         }
     };
     template <int T>
-    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, __m256 (&sum)[T],
-                             __m256 (&)[T]) const {
-        const __m128i apart = _mm_setr_epi8(0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12, 13, 14, 15);
-        const __m256i s = e4m3_halves(_mm_shuffle_epi8(load16(scale + b * 16), apart));
-        add_nibbles(Block{q + b * 128, _mm256_cvtph_ps(low_half(s)), _mm256_cvtph_ps(high_half(s))},
-                    x, xb, sum);
+    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, F8 (&sum)[T], F8 (&)[T]) const {
+        const V16 apart = bytes16(0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12, 13, 14, 15);
+        const V32 s = e4m3_halves(lookup(load16(scale + b * 16), apart));
+        add_nibbles(Block{q + b * 128, floats_of_f16(low_half(s)), floats_of_f16(high_half(s))}, x,
+                    xb, sum);
     }
     static constexpr int kStreamNbytes = 128;
     const std::byte* stream(int b) const { return q + b * kStreamNbytes; }
-    float whole() const { return 0.5f * tensor; }  // 2^-9 of a code times 2^8 of a scale
+    // Twice kTimes of a code, 2^-8 of a scale.
+    float whole() const { return 128.0f / Nibbles::kTimes * tensor; }
 };
 
 template <bool kBF16Scales>
@@ -283,30 +249,28 @@ struct FixedInt4 {
         return last;
     }
     // Which of the values at a block's first is each group's.
-    __m128i places() const {
+    V16 places() const {
         static constexpr std::int8_t kPlaces[4][8] = {
             {0, 1, 2, 3, 4, 5, 6, 7}, {0, 0, 1, 1, 2, 2, 3, 3}, {0, 0, 0, 0, 1, 1, 1, 1}, {}};
-        return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(kPlaces[std::min(shift, 3)]));
+        return load_low8(kPlaces[std::min(shift, 3)]);
     }
     template <int T>
-    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, __m256 (&sum)[T],
-                             __m256 (&less)[T]) const {
-        const __m128i at = places();
-        const __m128i pairs = _mm_unpacklo_epi8(
-            _mm_add_epi8(at, at), _mm_add_epi8(_mm_add_epi8(at, at), _mm_set1_epi8(1)));
+    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, F8 (&sum)[T],
+                             F8 (&less)[T]) const {
+        const V16 at = places();
+        const V16 pairs = zip8_low(add8(at, at), add8(add8(at, at), small8(1)));
         const int first = (b * 8) >> shift;
         // Bytes behind the scales are zero points or codes of the same row.
-        const __m128i bits = _mm_shuffle_epi8(load16(scale + first * 2), pairs);
-        const __m256 w =
-            kBF16Scales ? _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16))
-                        : _mm256_cvtph_ps(bits);
-        __m256 zeros = _mm256_set1_ps(8.0f);
+        const V16 bits = lookup(load16(scale + first * 2), pairs);
+        const F8 w =
+            kBF16Scales ? as_floats(left32(words_of_halves(bits), 16)) : floats_of_f16(bits);
+        F8 zeros = same(8.0f);
         if (zero != nullptr) {
-            const __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(zero + first));
-            zeros = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_shuffle_epi8(eight, at)));
+            const V16 eight = load_low8(zero + first);
+            zeros = floats(words_of_bytes(lookup(eight, at)));
         }
         add_lanes<PlainCodes>(EightGroups(q + b * 128, 16), w, x, xb, sum);
-        take_off(_mm256_mul_ps(w, zeros), x, xb, less);
+        take_off(mul(w, zeros), x, xb, less);
     }
     static constexpr int kStreamNbytes = 128;
     const std::byte* stream(int b) const { return q + b * kStreamNbytes; }
@@ -332,22 +296,12 @@ struct FixedBlocks32 {
     float whole() const { return 1.0f; }
 };
 
-// The first 16 bits of eight blocks: a load that begins 2 g bytes early has block g's in lane g.
-template <int kApart>
-inline __m256 gathered_halves(const std::byte* p) {
-    const auto at = [&](int g) { return load16(p + g * (kApart - 2)); };
-    const __m128i a = _mm_blend_epi16(at(0), at(1), 0x02), b = _mm_blend_epi16(at(2), at(3), 0x08);
-    const __m128i c = _mm_blend_epi16(at(4), at(5), 0x20), d = _mm_blend_epi16(at(6), at(7), 0x80);
-    return _mm256_cvtph_ps(
-        _mm_blend_epi16(_mm_blend_epi16(a, b, 0x0c), _mm_blend_epi16(c, d, 0xc0), 0xf0));
-}
-
-template <Nibbles (*kCodes)(__m256i), int kNbytes>
+template <Nibbles (*kCodes)(V32), int kNbytes>
 struct Block32 {
     const std::byte* q;
-    __m256 w;
+    F8 w;
     Nibbles pair(int j) const { return kCodes(two_groups(q, j, kNbytes)); }
-    PerGroup scales(const float* x) const { return {_mm256_mul_ps(w, _mm256_loadu_ps(x))}; }
+    PerGroup scales(const float* x) const { return {mul(w, load_floats(x))}; }
 };
 
 struct FixedQ4_0 : FixedBlocks32<18> {
@@ -357,11 +311,11 @@ struct FixedQ4_0 : FixedBlocks32<18> {
         return copy_tail(copy, b, groups), FixedQ4_0(copy);
     }
     template <int T>
-    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, __m256 (&sum)[T],
-                             __m256 (&less)[T]) const {
-        const __m256 w = gathered_halves<18>(block(b));
+    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, F8 (&sum)[T],
+                             F8 (&less)[T]) const {
+        const F8 w = gathered_halves<18>(block(b));
         add_lanes<PlainCodes>(EightGroups(block(b) + 2, 18), w, x, xb, sum);
-        take_off(_mm256_mul_ps(w, _mm256_set1_ps(8.0f)), x, xb, less);
+        take_off(mul(w, same(8.0f)), x, xb, less);
     }
 };
 
@@ -372,8 +326,7 @@ struct FixedIQ4_NL : FixedBlocks32<18> {
         return copy_tail(copy, b, groups), FixedIQ4_NL(copy);
     }
     template <int T>
-    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, __m256 (&sum)[T],
-                             __m256 (&)[T]) const {
+    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, F8 (&sum)[T], F8 (&)[T]) const {
         add_nibbles(Block32<iq4_steps, 18>{block(b) + 2, gathered_halves<18>(block(b))}, x, xb,
                     sum);
     }
@@ -386,8 +339,8 @@ struct FixedGgmlMXFP4 : FixedBlocks32<17> {
         return copy_tail(copy, b, groups), FixedGgmlMXFP4(copy);
     }
     template <int T>
-    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, __m256 (&sum)[T],
-                             __m256 (&less)[T]) const {
+    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, F8 (&sum)[T],
+                             F8 (&less)[T]) const {
         std::uint64_t scales = 0;
         for (int g = 0; g < 8; ++g) scales |= static_cast<std::uint64_t>(block(b)[g * 17]) << 8 * g;
         add_steps(EightGroups(block(b) + 1, 17), e8m0_eight(scales), x, xb, sum, less);

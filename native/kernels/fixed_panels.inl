@@ -1,4 +1,4 @@
-// Many tokens with packed weights on AVX2 and AVX-512: 16-bit integer products, rows in lanes.
+// Many tokens with packed weights: integer products with rows in lanes.
 //
 // A strip of rows is taken apart once for some columns, into a panel that stays in L1 and meets
 // every token. A sum is exact within 32 columns (16 where a scale ends there), then float32 in
@@ -6,113 +6,14 @@
 
 namespace headrace::HEADRACE_ISA {
 
-// Keeps a sum in its register and its order: GCC would make trees of unrolled integer sums, and
-// spill them.
-template <class V>
-inline void keep(V& v) {
-#if defined(HEADRACE_SIMDE)
-    (void)v;
-#else
-    asm("" : "+v"(v));
-#endif
-}
-
-#if defined(HEADRACE_SIMD_AVX512)
-struct Ints {
-    __m512i v;
-    static Ints zero() { return {_mm512_setzero_si512()}; }
-    static Ints load(const std::int16_t* p) {
-        return {_mm512_loadu_si512(reinterpret_cast<const void*>(p))};
-    }
-    static Ints pair(const std::int16_t* p) { return {_mm512_set1_epi32(load_as_int(p))}; }
-    static int load_as_int(const std::int16_t* p) {
-        int pair;
-        std::memcpy(&pair, p, sizeof pair);
-        return pair;
-    }
-    Ints add(Ints a, Ints b) const {
-        Ints sum{_mm512_add_epi32(v, _mm512_madd_epi16(a.v, b.v))};
-        keep(sum.v);
-        return sum;
-    }
-    F32 floats() const { return {_mm512_cvtepi32_ps(v)}; }
-};
-#else
-struct Ints {
-    __m256i v;
-    static Ints zero() { return {_mm256_setzero_si256()}; }
-    static Ints load(const std::int16_t* p) {
-        return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))};
-    }
-    // One instruction from memory, which a broadcast of an integer need not become.
-    static Ints pair(const std::int16_t* p) {
-        return {_mm256_castps_si256(_mm256_broadcast_ss(reinterpret_cast<const float*>(p)))};
-    }
-    Ints add(Ints a, Ints b) const {
-        Ints sum{_mm256_add_epi32(v, _mm256_madd_epi16(a.v, b.v))};
-        keep(sum.v);
-        return sum;
-    }
-    F32 floats() const { return {_mm256_cvtepi32_ps(v)}; }
-};
-#endif
-
-inline constexpr int kStripVectors = 2, kStripTokens = 4;
 inline constexpr int kStripRows = kStripVectors * F32::N;
 inline constexpr int kStripGroups = 16;  // of 32 columns
 
-// Where the activations of a group (`put_order`) have a panel's pair of columns: the first eight
-// pairs are of the first 16 columns.
-template <Input kInput>
-struct PairOrder {
-    static constexpr bool kEvens = kInput == kEvensInput || kInput == kSixteensInput ||
-                                   kInput == kPlanesInput,
-                          kFours = kInput == kFoursInput;
-    static constexpr int first(int g) {
-        return kEvens ? g * 32 : g / 8 * 256 + g % 4 * 64 + g / 4 % 2 * 8;
-    }
-    static constexpr int place(int pair) {
-        const int half = pair / 8, i = pair % 8, apart = kEvens ? 8 : 16;
-        if (kFours) return i / 2 * apart + (2 * half + i % 2) * 2;
-        return (i / 4 * 2 + half) * apart + i % 4 * 2;
-    }
-    // Bytes of 16 columns as the pairs of a panel.
-    static __m128i bytes() {
-        if (kFours) return _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-        return _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
-    }
-};
-
 struct alignas(64) StripPanel {
-    std::int16_t q[kStripGroups][16][kStripRows * 2];
+    PanelCode q[kStripGroups][kPanelSteps][kStripRows * kStepColumns];
     float scale[kStripGroups][2][kStripRows];
     float more[kStripGroups][2][kStripRows];  // of the activations' sums
 };
-
-// Eight rows of 32 columns: pairs of bytes of all rows next to each other, widened.
-inline void put_eight_rows(const __m256i (&r)[8], std::int16_t (*to)[kStripRows * 2], int row) {
-    __m256i a[8], b[8];
-    for (int i = 0; i < 4; ++i) {
-        a[2 * i] = _mm256_unpacklo_epi16(r[2 * i], r[2 * i + 1]);
-        a[2 * i + 1] = _mm256_unpackhi_epi16(r[2 * i], r[2 * i + 1]);
-    }
-    for (int i = 0; i < 2; ++i)
-        for (int j = 0; j < 2; ++j) {
-            b[4 * i + 2 * j] = _mm256_unpacklo_epi32(a[4 * i + j], a[4 * i + 2 + j]);
-            b[4 * i + 2 * j + 1] = _mm256_unpackhi_epi32(a[4 * i + j], a[4 * i + 2 + j]);
-        }
-    for (int i = 0; i < 4; ++i) {
-        const __m256i out[2] = {_mm256_unpacklo_epi64(b[i], b[4 + i]),
-                                _mm256_unpackhi_epi64(b[i], b[4 + i])};
-        for (int j = 0; j < 2; ++j) {
-            const int pair = 2 * i + j;
-            auto* low = reinterpret_cast<__m256i*>(to[pair] + row * 2);
-            auto* high = reinterpret_cast<__m256i*>(to[8 + pair] + row * 2);
-            _mm256_storeu_si256(low, _mm256_cvtepi8_epi16(_mm256_castsi256_si128(out[j])));
-            _mm256_storeu_si256(high, _mm256_cvtepi8_epi16(_mm256_extracti128_si256(out[j], 1)));
-        }
-    }
-}
 
 // Of groups [g, g + groups), at most eight.
 template <class C>
@@ -135,7 +36,7 @@ inline void put_scales(StripPanel& p, const std::array<C, 8>& c, int from, int g
 template <class C, Input kInput>
 inline void fill_strip(StripPanel& p, const Dot& d, const Tiles& tiles, int row, int from,
                        int groups) {
-    const __m256i order = in_both(PairOrder<kInput>::bytes());
+    const V32 order = in_both(StepOrder<kInput>::bytes());
     for (int eight = 0; eight < kStripRows; eight += 8) {
         const auto c = [&]<std::size_t... I>(std::index_sequence<I...>) {
             return std::array<C, 8>{
@@ -143,9 +44,8 @@ inline void fill_strip(StripPanel& p, const Dot& d, const Tiles& tiles, int row,
         }(std::make_index_sequence<8>{});
         for (int g = 0; g < groups; ++g) {
             if (g % 8 == 0) put_scales(p, c, from, g, std::min(8, groups - g), eight);
-            __m256i rows[8];
-            for (std::size_t r = 0; r < 8; ++r)
-                rows[r] = _mm256_shuffle_epi8(c[r].codes(from + g), order);
+            V32 rows[8];
+            for (std::size_t r = 0; r < 8; ++r) rows[r] = lookup(c[r].codes(from + g), order);
             put_eight_rows(rows, p.q[g], eight);
         }
     }
@@ -164,8 +64,8 @@ inline void ask_for_strip(const Dot& d, const Tiles& tiles, int row, int from, i
 // T tokens: sums[t * kStripRows] += the panel's products.
 template <class C, Input kInput, int T>
 inline void strip_tile(const StripPanel& p, const FixedRow* x, int from, int groups, float* sums) {
-    using Order = PairOrder<kInput>;
-    constexpr int kParts = C::kHalves ? 2 : 1, kPairs = 16 / kParts;
+    using Order = StepOrder<kInput>;
+    constexpr int kParts = C::kHalves ? 2 : 1, kSteps = kPanelSteps / kParts;
     for (int g = 0; g < groups; ++g) {
         const std::int16_t* q[T];
         for (int t = 0; t < T; ++t) q[t] = x[t].q + Order::first(from + g);
@@ -175,13 +75,13 @@ inline void strip_tile(const StripPanel& p, const FixedRow* x, int from, int gro
             for (int v = 0; v < kStripVectors; ++v)
                 for (int t = 0; t < T; ++t) sum[v][t] = Ints::zero();
 #pragma GCC unroll 16
-            for (int i = 0; i < kPairs; ++i) {
-                const int pair = part * kPairs + i;
-                Ints w[kStripVectors];
+            for (int i = 0; i < kSteps; ++i) {
+                const int step = part * kSteps + i;
+                decltype(Ints::load(nullptr)) w[kStripVectors];
                 for (int v = 0; v < kStripVectors; ++v)
-                    w[v] = Ints::load(p.q[g][pair] + v * 2 * F32::N);
+                    w[v] = Ints::load(p.q[g][step] + v * kStepColumns * F32::N);
                 for (int t = 0; t < T; ++t) {
-                    const Ints xv = Ints::pair(q[t] + Order::place(pair));
+                    const auto xv = Ints::columns(q[t] + Order::place(step));
                     for (int v = 0; v < kStripVectors; ++v) sum[v][t] = sum[v][t].add(w[v], xv);
                 }
             }

@@ -25,20 +25,17 @@ struct PlanesRow : FixedRow {
 
 // 256 floats as two bytes each, in units of `scale`.
 inline void put_planes_block(std::int8_t* to, const float* from, float inverse) {
-    const __m256 unit = _mm256_set1_ps(inverse);
+    const F8 unit = same(inverse);
     for (int g = 0; g < 8; ++g) {
-        __m256i n[4];
-        for (int i = 0; i < 4; ++i)
-            n[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + g * 32 + i * 8), unit));
+        V32 n[4];
+        for (int i = 0; i < 4; ++i) n[i] = rounded(mul(load_floats(from + g * 32 + i * 8), unit));
         for (int i = 0; i < 4; i += 2) {
-            const __m256i q = _mm256_permute4x64_epi64(_mm256_packs_epi32(n[i], n[i + 1]), 0xd8);
-            const __m256i bytes = in_bytes(q);
+            const V32 bytes = in_bytes(narrow32(n[i], n[i + 1]));
             for (int k = 0; k < 2; ++k) {
-                const __m128i eight = k == 0 ? low_half(bytes) : high_half(bytes);
+                const V16 eight = k == 0 ? low_half(bytes) : high_half(bytes);
                 std::int8_t* at = to + PlanesRow::place(g, i + k);
-                _mm_storel_epi64(reinterpret_cast<__m128i*>(at), eight);
-                _mm_storel_epi64(reinterpret_cast<__m128i*>(at + 32),
-                                 _mm_unpackhi_epi64(eight, eight));
+                store_low8(at, eight);
+                store_low8(at + 32, zip64_high(eight, eight));
             }
         }
     }
@@ -84,75 +81,60 @@ struct PlanesK {
             minima = (m & six) | std::uint64_t{(rest >> 4 & four) | (m >> 2 & top)} << 32;
         }
     };
-    // The scale of a vector's two groups, in 16-bit lanes.
+    // The scale of a vector's two groups, for each eight columns.
     template <int kHalf, int kNibble>
-    static __m256i spread(__m256i scales) {
-        constexpr char a = kHalf * 4 + kNibble, b = a + 2, no = -1;
-        return _mm256_shuffle_epi8(
-            scales, _mm256_setr_epi8(a, no, a, no, a, no, a, no, b, no, b, no, b, no, b, no, a, no,
-                                     a, no, a, no, a, no, b, no, b, no, b, no, b, no));
+    static V32 spread(V32 scales) {
+        constexpr int a = kHalf * 4 + kNibble;
+        return lookup(scales, scale_places(a, a + 2));
     }
     // The fifth bit of a vector's codes where they have it, of `bits` twice what 8 columns have.
     template <int kHalf, int kNibble>
-    static __m256i with_fifth(__m256i codes, __m256i bits) {
+    static V32 with_fifth(V32 codes, V32 bits) {
         if constexpr (!kFifth) return codes;
-        const auto by = [](int a, int b) { return _mm256_setr_epi64x(a, b, a, b); };
-        const __m256i at = kHalf == 0 ? _mm256_sllv_epi64(bits, by(4 - kNibble, 2 - kNibble))
-                                      : _mm256_srlv_epi64(bits, by(kNibble, 2 + kNibble));
-        return _mm256_or_si256(codes, _mm256_and_si256(at, _mm256_set1_epi8(16)));
+        const V32 at = kHalf == 0 ? left64(bits, counts64(4 - kNibble, 2 - kNibble))
+                                  : right64(bits, counts64(kNibble, 2 + kNibble));
+        return bits_or(codes, bits_and(at, each8(16)));
     }
 
     template <int T>
-    HEADRACE_INLINE void add(int block, const PlanesRow (&x)[T], int xb, __m256 (&sum)[T],
-                             __m256 (&less)[T]) const {
+    HEADRACE_INLINE void add(int block, const PlanesRow (&x)[T], int xb, F8 (&sum)[T],
+                             F8 (&less)[T]) const {
         const std::byte* b = blocks + block * kNbytes;
         const Six six(b);
-        const __m256i scales = _mm256_set1_epi64x(static_cast<long long>(six.scales));
-        const __m256i low = _mm256_set1_epi8(15);
-        __m256i bits[2] = {};
+        const V32 scales = each64(six.scales);
+        V32 bits[2] = {};
         if constexpr (kFifth) {
-            const __m256i all = load32(b + 16);
-            bits[0] = _mm256_unpacklo_epi64(all, all);
-            bits[1] = _mm256_unpackhi_epi64(all, all);
+            const V32 all = load32(b + 16);
+            bits[0] = zip64_low(all, all);
+            bits[1] = zip64_high(all, all);
         }
-        __m256i high_sum[T], low_sum[T];
+        V32 high_sum[T] = {}, low_sum[T] = {};
         unrolled<2>([&](auto half) {
             const std::byte* q = b + (kFifth ? 48 : 16) + half * 64;
-            const __m256i first = load32(q), second = load32(q + 32);
-            const __m256i v[2] = {_mm256_unpacklo_epi64(first, second),
-                                  _mm256_unpackhi_epi64(first, second)};
+            const V32 first = load32(q), second = load32(q + 32);
+            const V32 v[2] = {zip64_low(first, second), zip64_high(first, second)};
             unrolled<2>([&](auto nibble) {
-                __m256i c[2];
+                V32 c[2];
                 for (int odd = 0; odd < 2; ++odd)
                     c[odd] = with_fifth<half, nibble>(
-                        _mm256_and_si256(nibble == 0 ? v[odd] : _mm256_srli_epi16(v[odd], 4), low),
-                        bits[odd]);
-                const __m256i s = spread<half, nibble>(scales);
+                        nibble == 0 ? low_nibbles(v[odd]) : high_nibbles(v[odd]), bits[odd]);
+                const V32 s = spread<half, nibble>(scales);
                 for (int t = 0; t < T; ++t) {
                     const std::int8_t* p =
                         x[t].bytes() + xb * 512 + PlanesRow::vector(half, nibble, 0);
-                    const auto of = [&](int plane) {
-                        return _mm256_madd_epi16(
-                            _mm256_add_epi16(
-                                _mm256_maddubs_epi16(c[0], load32(p + plane * 32)),
-                                _mm256_maddubs_epi16(c[1], load32(p + 64 + plane * 32))),
-                            s);
-                    };
-                    const bool begins = half + nibble == 0;
-                    high_sum[t] = begins ? of(0) : _mm256_add_epi32(high_sum[t], of(0));
-                    low_sum[t] = begins ? of(1) : _mm256_add_epi32(low_sum[t], of(1));
+                    high_sum[t] =
+                        add_scaled_pair(high_sum[t], c[0], load32(p), c[1], load32(p + 64), s);
+                    low_sum[t] =
+                        add_scaled_pair(low_sum[t], c[0], load32(p + 32), c[1], load32(p + 96), s);
                 }
             });
         });
-        const __m256 minima = _mm256_cvtepi32_ps(
-            _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<std::int64_t>(six.minima))));
+        const F8 minima = floats(words_of_bytes(low8(six.minima)));
         const float d = half_fast(b), least = half_fast(b + 2);
         for (int t = 0; t < T; ++t) {
-            const __m256 product =
-                _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_slli_epi32(high_sum[t], 8), low_sum[t]));
-            sum[t] = _mm256_fmadd_ps(product, _mm256_set1_ps(d * x[t].scales[xb]), sum[t]);
-            less[t] = _mm256_fmadd_ps(_mm256_mul_ps(minima, _mm256_loadu_ps(x[t].sum + xb * 8)),
-                                      _mm256_set1_ps(least), less[t]);
+            const F8 product = floats(add32(left32(high_sum[t], 8), low_sum[t]));
+            sum[t] = fma(product, same(d * x[t].scales[xb]), sum[t]);
+            less[t] = fma(mul(minima, load_floats(x[t].sum + xb * 8)), same(least), less[t]);
         }
     }
     static constexpr int kStreamNbytes = kNbytes;

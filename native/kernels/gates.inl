@@ -22,16 +22,6 @@ inline void clamp_row(float* x, float limit, std::size_t n) {
     });
 }
 
-template <class Rows>
-inline void widen_row(float* y, const std::byte* row, std::size_t n) {
-    const auto* x = reinterpret_cast<const typename Rows::Weight*>(row);
-    each_vector(n, [&](std::size_t i, int lanes) {
-        const F32 v =
-            lanes == F32::N ? Rows::load(x + i) : Widened<Rows>::weight_partial(x + i, lanes);
-        store_some(v, y + i, lanes);
-    });
-}
-
 inline Top top_of(const float* x, std::int64_t n) {
     F32 tops[4], odd[4];
     for (int u = 0; u < 4; ++u) {

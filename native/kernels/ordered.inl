@@ -29,14 +29,14 @@ inline void unpack_ordered(const Tiles& t, int row, float* to) {
     for (int i = 0; i < t.columns; ++i) to[column_at(order, i, t.columns)] = stored[i];
 }
 
-#if defined(HEADRACE_SIMD_AVX2) || defined(HEADRACE_SIMD_AVX512)
+#if defined(HEADRACE_PACKED)
 inline constexpr int kOrderedTokens = 32;  // that are put in order at once
 
 inline void put_in_order(const std::byte* order, const float* x, int columns, float* to) {
-    const __m128i most = _mm_set1_epi16(static_cast<short>(columns - 1));
+    const V16 most = small16(static_cast<short>(columns - 1));
     for (int i = 0; i < columns; i += 8) {
-        const __m128i at = _mm_min_epu16(load16(order + 2 * i), most);
-        _mm256_storeu_ps(to + i, _mm256_i32gather_ps(x, _mm256_cvtepu16_epi32(at), 4));
+        const V16 at = least16(load16(order + 2 * i), most);
+        store_floats(to + i, gathered(x, at));
     }
 }
 

@@ -48,18 +48,14 @@ inline constexpr float kE2M1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.
 
 inline void e4m3_times(const std::byte* q, int n, float scale, float* to) {
     int i = 0;
-#if defined(HEADRACE_SIMD_AVX2) || defined(HEADRACE_SIMD_AVX512)
+#if defined(HEADRACE_PACKED)
     // A code is the upper part of a float16, 2^8 times smaller; its NaNs are those of float16.
-    const __m128i number = _mm_set1_epi16(0x3f80);
-    const __m128i keep = _mm_set1_epi16(static_cast<short>(0xbf80));
+    const V16 number = small16(0x3f80), keep = small16(0xbf80);
     for (; i + 8 <= n; i += 8) {
-        const __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(q + i));
-        const __m128i up = _mm_unpacklo_epi8(_mm_setzero_si128(), eight);
-        __m128i h = _mm_and_si128(_mm_srai_epi16(up, 1), keep);
-        const __m128i none = _mm_cmpeq_epi16(_mm_and_si128(h, number), number);
-        h = _mm_or_si128(h, _mm_and_si128(none, _mm_set1_epi16(0x7f80)));
-        const __m256 value = _mm256_mul_ps(_mm256_cvtph_ps(h), _mm256_set1_ps(256.0f));
-        _mm256_storeu_ps(to + i, _mm256_mul_ps(value, _mm256_set1_ps(scale)));
+        const V16 up = zip8_low(small8(0), load_low8(q + i));
+        V16 h = bits_and(down16(up, 1), keep);
+        h = bits_or(h, bits_and(equal16(bits_and(h, number), number), small16(0x7f80)));
+        store_floats(to + i, mul(mul(floats_of_f16(h), same(256.0f)), same(scale)));
     }
 #endif
     for (; i < n; ++i) to[i] = e4m3(q[i]) * scale;

@@ -1,4 +1,8 @@
+#if defined(HEADRACE_SIMDE) && defined(HEADRACE_VNNI)
+#include "test/simde512.hpp"
+#else
 #include <immintrin.h>
+#endif
 
 namespace headrace::HEADRACE_ISA {
 

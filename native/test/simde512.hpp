@@ -92,3 +92,9 @@ inline simde__m512 to_float(simde__m512i v) {
 #define _mm512_madd_epi16(a, b) simde_mm512_madd_epi16(a, b)
 #undef _mm512_cvtepi32_ps
 #define _mm512_cvtepi32_ps(v) headrace::translated::to_float(v)
+#undef _mm256_dpbusd_epi32
+#define _mm256_dpbusd_epi32(sum, a, b) simde_mm256_dpbusd_epi32(sum, a, b)
+#undef _mm256_dpwssd_epi32
+#define _mm256_dpwssd_epi32(sum, a, b) simde_mm256_dpwssd_epi32(sum, a, b)
+#undef _mm512_dpwssd_epi32
+#define _mm512_dpwssd_epi32(sum, a, b) simde_mm512_dpwssd_epi32(sum, a, b)

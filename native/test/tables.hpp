@@ -5,6 +5,7 @@
 #include <cstring>
 #include <numeric>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "cpu.hpp"
@@ -12,27 +13,41 @@
 
 namespace headrace {
 
+#if defined(HEADRACE_SIMDE)
+inline constexpr bool kTranslated = true;
+#else
+inline constexpr bool kTranslated = false;
+#endif
+
 // `matrices`: also those whose kernels differ for plain floats alone.
 inline std::vector<const KernelTable*> tables_to_test(bool matrices) {
     std::vector<const KernelTable*> tables{&scalar::table()};
 #if defined(__x86_64__)
     if (cpu().avx2) tables.push_back(&avx2::table());
-#if defined(HEADRACE_SIMDE)
-    const bool wide = cpu().avx2, bf16 = wide, tiles = wide;
-#else
-    const bool wide = cpu().avx512, bf16 = cpu().avx512_bf16, tiles = cpu().amx_bf16;
-#endif
 #if !defined(HEADRACE_NARROW)
-    if (wide) tables.push_back(&avx512::table());
-    if (bf16 && matrices) tables.push_back(&avx512bf16::table());
-    if (tiles && matrices) tables.push_back(&amx::table());
-#else
-    (void)wide, (void)bf16, (void)tiles, (void)matrices;
+    const bool any = kTranslated && cpu().avx2;
+    if (any || cpu().avx_vnni) tables.push_back(&avxvnni::table());
+    if (any || cpu().avx512) tables.push_back(&avx512::table());
+    if (any || cpu().avx512_vnni) tables.push_back(&avx512vnni::table());
+    if (matrices && (any || cpu().avx512_bf16)) tables.push_back(&avx512bf16::table());
+    if (matrices && (any || cpu().amx_bf16)) tables.push_back(&amx::table());
 #endif
 #elif defined(__aarch64__)
     tables.push_back(&neon::table());
 #endif
+    (void)matrices;
     return tables;
+}
+
+// Pairs that differ in nothing but their products of integers.
+inline std::vector<std::pair<const KernelTable*, const KernelTable*>> tables_of_same_bits() {
+    std::vector<std::pair<const KernelTable*, const KernelTable*>> pairs;
+#if defined(__x86_64__) && !defined(HEADRACE_NARROW)
+    const bool any = kTranslated && cpu().avx2;
+    if (any || cpu().avx_vnni) pairs.emplace_back(&avx2::table(), &avxvnni::table());
+    if (any || cpu().avx512_vnni) pairs.emplace_back(&avx512::table(), &avx512vnni::table());
+#endif
+    return pairs;
 }
 
 constexpr int with_group(int kind, int group, bool zeros = false) {

@@ -1,5 +1,8 @@
 // Packed weights on every kernel table: rows as the plain decoders have them, products against
-// sums in double, and the bits of tokens in any company of more than a stream's.
+// sums in double, the bits of tokens in any company of more than a stream's, and the same bits from
+// sets that differ in their integer products alone.
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -79,6 +82,7 @@ void check_format(const KernelTable& t, int format) {
     std::mt19937 bits(6);
     std::normal_distribution<float> draw;
     for (float& f : x) f = draw(bits);
+    std::fill_n(x.begin(), kColumns, 1.0f);  // the largest integers, where sums might overflow
     for (const DotKernel* kernel : {&t.exact[kind], &t.fast[kind]}) {
         const Activations made(t, kernel->input, x);
         const auto all = product(*kernel, tiles, format, made, 0, kTokens);
@@ -99,6 +103,37 @@ void check_format(const KernelTable& t, int format) {
     }
 }
 
+// Tiles of any bits, and activations whose integers are as large as they get.
+void check_same_bits(const KernelTable& one, const KernelTable& other, int format) {
+    const int kind = kind_of(format);
+    std::mt19937 bits(7);
+    auto tiles = random_tiles(format);
+    const std::size_t nbytes = tile_nbytes(format, kColumns);
+    fill_tiles(tiles.data(), (tiles.size() - 64) / nbytes, format, kColumns, 0xff, 0, bits);
+    std::vector<float> x(kTokens * kColumns);
+    std::normal_distribution<float> draw;
+    for (float& f : x) f = draw(bits);
+    for (std::size_t i = 0; i < kColumns; ++i) {
+        x[i] = 1.0f;
+        x[kColumns + i] = bits() % 2 == 0 ? -1.0f : 1.0f;
+        x[2 * kColumns + i] = bits() % 2 == 0 ? -127.0f : 127.999f;  // bytes of -128 and 127
+    }
+    for (const int tokens : {1, 2, 3, kTokens})
+        for (int first = 0; first + tokens <= kTokens; first += tokens) {
+            const auto with = [&](const KernelTable& t) {
+                const DotKernel& kernel = t.fast[kind];
+                return product(kernel, tiles, format, Activations(t, kernel.input, x), first,
+                               tokens);
+            };
+            const auto a = with(one), b = with(other);
+            for (std::size_t i = 0; i < a.size(); ++i)
+                CHECK(std::bit_cast<int>(a[i]) == std::bit_cast<int>(b[i]) ||
+                          (std::isnan(a[i]) && std::isnan(b[i])),
+                      "%s and %s format %x, %d tokens from %d: %g and %g", one.name, other.name,
+                      format, tokens, first, a[i], b[i]);
+        }
+}
+
 }  // namespace
 
 int main() {
@@ -106,5 +141,7 @@ int main() {
         for (const int format : formats()) check_format(*table, format);
         std::printf("%s: %d failures so far\n", table->name, failures);
     }
+    for (const auto& [one, other] : tables_of_same_bits())
+        for (const int format : formats()) check_same_bits(*one, *other, format);
     return failures == 0 ? 0 : 1;
 }

@@ -12,10 +12,11 @@ Formats (of weights and of KV): 0 = float32, 1 = bfloat16, 2 = float16.
 from collections.abc import Sequence
 
 def cpu_features() -> dict[str, bool]:
-    """avx2, avx512f, avx512_bf16, amx_bf16, neon, ... as the CPU and the kernel allow."""
+    """avx2, avx_vnni, avx512f, ... as the CPU and the kernel allow."""
 
 def isas() -> list[str]:
-    """Kernel sets that this machine can run, slowest first: scalar, avx2, avx512, amx, neon."""
+    """Kernel sets that this machine can run, slowest first: scalar, avx2, avxvnni, avx512, amx,
+    or scalar, neon."""
 
 def tile_nbytes(format: int, columns: int) -> int:
     """Bytes of a tile. ValueError for a format or columns that cannot be."""

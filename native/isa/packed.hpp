@@ -1,0 +1,37 @@
+// The kernels of packed weights: what a file of isa/ compiles that only has better products.
+#pragma once
+
+#include "isa/plain.hpp"
+#include "simd/packed.hpp"
+
+#include "kernels/unpack.inl"
+
+// Blocks of a format of its own.
+#include "kernels/ggml.inl"
+
+#if defined(HEADRACE_PACKED)
+#include "kernels/products_x86.inl"
+
+#include "kernels/fixed.inl"
+
+// Its formats.
+#include "kernels/fixed_nibbles.inl"
+
+#include "kernels/fixed_planes.inl"
+
+#include "kernels/fixed_blocks.inl"
+
+// Many tokens with them.
+#include "kernels/codes.inl"
+#include "kernels/fixed_panels.inl"
+
+// More formats for few tokens and many.
+#include "kernels/fixed_ggml.inl"
+
+#include "kernels/e4m3.inl"
+#endif
+
+// Over the kernels of plain INT4.
+#include "kernels/ordered.inl"
+
+#include "kernels/packed.inl"
