@@ -20,15 +20,19 @@ from headrace.api.reading import Choice, RawReader, Reader, TurnEvent, Usage
 from headrace.chat.echo import EchoStore
 from headrace.chat.length import ContextOverflow
 from headrace.chat.tokenizer import Tokenizer
+from headrace.chat.tool_grammar import holds_calls
+from headrace.chat.trial import TRIALS
 from headrace.chat.truncation import STEPS, fitted
 from headrace.chat.types import ChatRequest, OutputFormat, Prompt
 from headrace.engine.request import Constraint, Marks, Request, RequestId, Sampling, TokenEvent
-from headrace.errors import HeadraceError, RequestError
+from headrace.errors import CapacityError, HeadraceError, RequestError
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine  # with torch
 
 T = TypeVar("T")
+
+MAX_TO_COMPILE = 64  # requests that wait while grammars are compiled
 
 # What the engine calls its inputs, and what the client called them.
 ENGINE_FIELDS = {"stop_ids": "stop_token_ids", "logprobs": "top_logprobs"}
@@ -84,6 +88,8 @@ class Session:
         self.turns: set[Turn] = set()
         self.spoken = EchoStore()  # answers given, for when they come back
         self._closing = False
+        self._compiling = asyncio.Semaphore(TRIALS)
+        self._to_compile = 0  # requests that wait for that
 
     async def open(self, call: Call) -> Turn:
         """Renders and submits all of a call's sequences.
@@ -92,8 +98,7 @@ class Session:
         Unavailable; nothing is left running then.
         """
         self.check_open()
-        # Templates, tokenizers and grammars take up to tens of milliseconds: not on the event loop.
-        drafts = await asyncio.to_thread(self._drafts, call)
+        drafts = await self._drafted(call)
         self.check_open()
         choices: list[Choice] = []
         try:
@@ -159,6 +164,34 @@ class Session:
         for turn in cut:
             turn.abort(Unavailable("the server is stopping", fix="send the request again"))
         return len(cut)
+
+    async def _drafted(self, call: Call) -> list[_Draft]:
+        """Not on the event loop: templates and tokenizers take up to tens of milliseconds, and
+        grammars seconds. Few of those at once, so that the other requests find a thread."""
+        ask = call.ask
+        free = ask.format.kind == "text"
+        if free and (isinstance(ask, RawPrompts) or not holds_calls(ask)):
+            return await asyncio.to_thread(self._drafts, call)
+        if self._compiling.locked() and self._to_compile >= MAX_TO_COMPILE:
+            raise CapacityError(
+                f"{self._to_compile} other grammars wait to be compiled",
+                fix="try again in a moment",
+                retry_s=2.0,
+            )
+        self._to_compile += 1
+        try:
+            await self._compiling.acquire()
+        finally:
+            self._to_compile -= 1
+        work = asyncio.ensure_future(asyncio.to_thread(self._drafts, call))
+        # A thread goes on when its client leaves, so it keeps its place.
+        work.add_done_callback(self._compiled)
+        return await asyncio.shield(work)
+
+    def _compiled(self, work: asyncio.Future[list[_Draft]]) -> None:
+        self._compiling.release()
+        if not work.cancelled():
+            work.exception()  # which nobody may be waiting for
 
     def _drafts(self, call: Call) -> list[_Draft]:
         if isinstance(call.ask, RawPrompts):

@@ -21,9 +21,11 @@ from headrace.chat.style import Delimiter, Style, is_mark
 from headrace.chat.tokenizer import Tokenizer
 from headrace.chat.tool_grammar import JSON_BLANK, CallRules, call_rules, final
 from headrace.chat.tools.lark_tree import checked_lark
+from headrace.chat.trial import Trials
 from headrace.chat.types import ChatRequest, OutputFormat, TextInput
 from headrace.errors import RequestError
 
+_TRIALS = Trials()
 Reasoning = Literal["open", "possible", "closed"]
 
 MAX_PATTERN_CHARS = 1 << 16
@@ -128,7 +130,7 @@ def _check_texts(tokenizer: Tokenizer, inputs: tuple[TextInput, ...]) -> None:
     for text, grammar in zip(inputs, grammars, strict=True):
         check_rules(grammar["lark_grammar"], text.field)
         failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(
-            json.dumps({"grammars": [grammar]})
+            json.dumps({"grammars": [grammar]}), limits=_limits()
         )
         if failed:
             raise _not_compiled(messages[0], text.field)
@@ -215,14 +217,25 @@ def _constraint(
     for text in (main, *(grammar["lark_grammar"] for grammar in grammars)):
         check_rules(text, field)
     made = json.dumps({"grammars": [{"lark_grammar": main}, *grammars]})
-    limits = llguidance.LLParserLimits(verbose_errors=False, initial_lexer_fuel=MAX_LEXER_FUEL)
-    matcher = llguidance.LLMatcher(_vocabulary(tokenizer), made, log_level=0, limits=limits)
+    return GrammarConstraint(_compiled(tokenizer, made, field).deep_copy(), tokenizer, field)
+
+
+# Agents send the same tools with each request.
+@lru_cache(maxsize=16)
+def _compiled(tokenizer: Tokenizer, made: str, field: str) -> llguidance.LLMatcher:
+    """The matcher of a grammar, ready for its first mask; to be copied."""
+    _TRIALS.check(made, field, lexer_fuel=MAX_LEXER_FUEL)
+    matcher = llguidance.LLMatcher(_vocabulary(tokenizer), made, log_level=0, limits=_limits())
     # The first mask does the lexer's slow preparation: here, not in the thread that drives steps.
     if not matcher.is_error():
         matcher.compute_bitmask()
     if matcher.is_error():
         raise _not_compiled(str(matcher.get_error()), field)
-    return GrammarConstraint(matcher, tokenizer, field)
+    return matcher
+
+
+def _limits() -> llguidance.LLParserLimits:
+    return llguidance.LLParserLimits(verbose_errors=False, initial_lexer_fuel=MAX_LEXER_FUEL)
 
 
 def _literal(delimiter: Delimiter) -> str:

@@ -42,6 +42,20 @@ class CallRules:
         return self.free
 
 
+def holds_calls(request: ChatRequest) -> bool:
+    """Whether a grammar about calls is asked for, directly or by a format beside tools."""
+    choice = request.tool_choice
+    if choice.mode == "none" or (not request.tools and choice.mode == "auto"):
+        return False
+    return (
+        choice.mode in ("required", "named")
+        or bool(choice.allowed)
+        or any(tool.strict or tool.grammar is not None for tool in request.tools)
+        or not request.parallel_tool_calls
+        or request.format.kind != "text"
+    )
+
+
 def call_rules(request: ChatRequest, style: Style) -> CallRules | None:
     """The rules for the calls `request` allows, None where nothing about calls is constrained.
 
@@ -49,18 +63,12 @@ def call_rules(request: ChatRequest, style: Style) -> CallRules | None:
     allowed, calls must be single, or a format is given.
     Raises RequestError for an unknown tool and for a family whose syntax is not known.
     """
-    choice = request.tool_choice
-    if choice.mode == "none" or (not request.tools and choice.mode == "auto"):
+    if not holds_calls(request):
         return None
+    choice = request.tool_choice
     forced = choice.mode in ("required", "named")
     strict = bool(choice.allowed) or any(tool.strict for tool in request.tools)
     held = any(tool.grammar is not None for tool in request.tools)
-    if (
-        not (forced or strict or held)
-        and request.parallel_tool_calls
-        and request.format.kind == "text"
-    ):
-        return None
     if not request.tools:
         raise RequestError("a call is asked for but no tool is given", field="tool_choice")
     if style.syntax is None:
