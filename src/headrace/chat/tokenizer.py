@@ -131,7 +131,7 @@ class Tokenizer:
             raise CheckpointError(
                 f"{folder} has no tokenizer.json",
                 expected="the tokenizer of the checkpoint",
-                fix="fetch tokenizer.json and tokenizer_config.json, or serve by token ids",
+                fix="fetch tokenizer.json and tokenizer_config.json",
             ) from error
         except (OSError, ValueError) as error:
             raise CheckpointError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -74,10 +75,13 @@ def _root(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Never returns: exits 0 done, 1 failed, 2 bad usage or config, 130 interrupted."""
+    _open_closed_streams()
     code = _code(list(sys.argv[1:] if arguments is None else arguments))
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):
+            code = _refused(error)
         # Whoever read us has left. The interpreter must not try to flush again at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if arguments is None:
@@ -86,6 +90,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+def _open_closed_streams() -> None:
+    """Whoever started us with one closed wants nothing of it; a file must not get its number."""
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+
+
+def _refused(error: OSError) -> int:
+    what = error.strerror or str(error) or type(error).__name__
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    complain(
+        HeadraceError(
+            f"{error.filename}: {what}" if error.filename else f"the system refused: {what}",
+            fix="free some disk space" if full else "",
+        )
+    )
+    return 1
 
 
 def _code(arguments: list[str]) -> int:
@@ -98,6 +124,10 @@ def _code(arguments: list[str]) -> int:
     except HeadraceError as error:
         complain(error)
         return error.exit_code
+    except OSError as error:  # of the machine: a full disk, a folder that is not ours, no network
+        if debugging():
+            raise
+        return _refused(error)
     except Exception as error:  # ours: a user gets one line, and the traceback on request
         if debugging():
             raise

@@ -111,7 +111,7 @@ class Fields:
 
     def activation(self, key: str = "hidden_act") -> Activation:
         value = self.get(key)
-        if value not in _ACTIVATIONS:
+        if not isinstance(value, str) or value not in _ACTIVATIONS:
             raise self.error(key, "one of " + ", ".join(_ACTIVATIONS))
         return _ACTIVATIONS[value]
 

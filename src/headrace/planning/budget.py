@@ -12,6 +12,7 @@ from headrace.planning.facts import ModelFacts
 from headrace.planning.windows import window_bytes
 
 MIB = 1 << 20
+MOST_BLOCKS = 1 << 22  # account of one takes 48 bytes, also where it holds nothing
 STATE_PART = 4  # states take at most one part in so many of what caches have
 TIER_RESERVE = 8  # where experts lie on disk, at most one part in so many is left alone
 
@@ -302,8 +303,9 @@ def _smaller(facts: ModelFacts, room: int, need: CacheNeed) -> str:
 
 
 def useful_blocks(need: CacheNeed) -> int:
-    """More than all sequences at full length are never touched."""
-    return need.sequences * -(-need.context // need.block_tokens)
+    """More than all sequences at full length are never touched, and account is kept of each."""
+    one = -(-need.context // need.block_tokens)
+    return max(one, min(need.sequences * one, MOST_BLOCKS))
 
 
 def _blocks(block_bytes: int, room: int, need: CacheNeed) -> int:

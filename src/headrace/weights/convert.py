@@ -28,6 +28,7 @@ from headrace.weights.ftw_target import (
     reserve,
     source_of,
     times_of,
+    torn_shards,
     write_side_files,
 )
 from headrace.weights.gather import Gatherer, Words, tiles_of, widened
@@ -67,6 +68,8 @@ def convert(
     ]
     with Journal(target, mark) as journal:
         try:
+            torn = torn_shards(target, layout.shards)
+            journal.forget(n for n, e in enumerate(layout.entries) if e.span.shard in torn)
             reserve(target, layout.shards)
             _Copying(layout, target, journal, progress).run()
             index = _index(

@@ -34,13 +34,7 @@ def is_ftw(path: Path) -> bool:
 
 def open_ftw(path: Path) -> FtwCheckpoint:
     """Reads the index and the sizes of the shards. Raises CheckpointError."""
-    if not (path / INDEX).is_file():
-        raise CheckpointError(
-            f"{path} holds a conversion that is not finished",
-            expected=f"{INDEX}",
-            fix="give the same `headrace convert` again, which goes on where it stopped",
-        )
-    index = parse(path)
+    index = finished(path)
     for shard in index.shards:
         check_size(path / shard.file, shard.nbytes)
     config = _unquantised(read_json(path / "config.json", MAX_CONFIG_BYTES))
@@ -48,6 +42,17 @@ def open_ftw(path: Path) -> FtwCheckpoint:
     for stored in _tensors(path, index):
         tensors[stored.name] = stored
     return FtwCheckpoint(path, config, tensors, index)
+
+
+def finished(path: Path) -> Index:
+    """The index of a folder. Raises CheckpointError, also where the conversion is not finished."""
+    if not (path / INDEX).is_file():
+        raise CheckpointError(
+            f"{path} holds a conversion that is not finished",
+            expected=f"{INDEX}",
+            fix="give the same `headrace convert` again, which goes on where it stopped",
+        )
+    return parse(path)
 
 
 def _unquantised(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -29,7 +29,7 @@ class Journal:
     def __init__(self, folder: Path, mark: object) -> None:
         """Raises ConfigError if another process is converting, or another source was."""
         text = json.dumps(mark, sort_keys=True)
-        head = f"ftw {hashlib.sha256(text.encode()).hexdigest()}"
+        self._head = head = f"ftw {hashlib.sha256(text.encode()).hexdigest()}"
         self._path = folder / JOURNAL
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -44,6 +44,16 @@ class Journal:
         """These entries are on the disk."""
         self.sums.update(sums)
         self._append("".join(f"{number} {crc:08x}\n" for number, crc in sums))
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """These entries are not on the disk after all."""
+        lost = self.sums.keys() & set(numbers)
+        if not lost:
+            return
+        os.ftruncate(self._fd, len(self._head) + 1)
+        os.lseek(self._fd, 0, os.SEEK_END)
+        kept, self.sums = {n: crc for n, crc in self.sums.items() if n not in lost}, {}
+        self.add(list(kept.items()))
 
     def remove(self) -> None:
         """The conversion is complete."""

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,19 @@ def check_target(checkpoint: Checkpoint, target: Path) -> None:
         )
 
 
+def torn_shards(target: Path, shards: tuple[Shard, ...]) -> frozenset[int]:
+    """Shards that are not there at their full size: what was written to them is lost."""
+
+    def whole(file: Path, nbytes: int) -> bool:
+        try:
+            said = file.lstat()
+        except OSError:
+            return False
+        return stat.S_ISREG(said.st_mode) and said.st_size == nbytes
+
+    return frozenset(n for n, s in enumerate(shards) if not whole(target / s.file, s.nbytes))
+
+
 def reserve(target: Path, shards: tuple[Shard, ...]) -> None:
     """All shards at their full size, so that the disk cannot fill up on the way.
 
@@ -83,12 +97,12 @@ def reserve(target: Path, shards: tuple[Shard, ...]) -> None:
     free = shutil.disk_usage(target).free
     if free + have < need + SPARE_BYTES:
         raise CapacityError(
-            f"{(free + have) / 1e9:.1f} GB free at {target}",
-            expected=f"{(need + SPARE_BYTES) / 1e9:.1f} GB for the converted model",
+            f"{_size(free + have)} free at {target}",
+            expected=f"{_size(need + SPARE_BYTES)} for the converted model",
             fix="free some disk space, or choose a destination on another disk",
         )
     for file, nbytes in sizes:
-        fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
             if nbytes:
                 with contextlib.suppress(OSError):  # not every file system can
@@ -96,6 +110,10 @@ def reserve(target: Path, shards: tuple[Shard, ...]) -> None:
             os.ftruncate(fd, nbytes)
         finally:
             os.close(fd)
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 10e9 else f"{nbytes / 1e6:.0f} MB"
 
 
 def write_side_files(

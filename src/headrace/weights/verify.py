@@ -12,8 +12,8 @@ from headrace import _native
 from headrace.errors import CheckpointError
 from headrace.files import read_bytes
 from headrace.weights.arena import Arena
-from headrace.weights.ftw import check_size
-from headrace.weights.ftw_index import Index, Span, parse
+from headrace.weights.ftw import check_size, finished
+from headrace.weights.ftw_index import Index, Span
 from headrace.weights.ftw_target import crc32c
 
 WORKERS = 3
@@ -36,7 +36,7 @@ class Fault:
 
 def verify_ftw(folder: Path, progress: Progress | None = None) -> list[Fault]:
     """All that is bad, in the order of the index. Raises CheckpointError where the index is."""
-    index = parse(folder)
+    index = finished(folder)
     return [*_bad_files(folder, index), *_Check(folder, index).run(progress)]
 
 

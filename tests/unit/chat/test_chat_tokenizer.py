@@ -127,7 +127,7 @@ def test_tokens_that_only_the_config_lists(tmp_path):
 
 
 def test_no_tokenizer_is_a_clear_error(tmp_path):
-    with pytest.raises(CheckpointError, match=r"no tokenizer\.json.*token ids"):
+    with pytest.raises(CheckpointError, match=r"no tokenizer\.json.*fetch tokenizer"):
         Tokenizer.from_folder(tmp_path)
 
 

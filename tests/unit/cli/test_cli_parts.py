@@ -19,6 +19,7 @@ from headrace.cli.main import main
 from headrace.cli.meter import size
 from headrace.cli.remote import Remote
 from headrace.errors import CheckpointError, ConfigError, DeviceError, RequestError
+from headrace.planning.trace import RoutingTrace
 
 
 def code_of(*arguments: str) -> int:
@@ -255,3 +256,43 @@ def test_what_cannot_be_written_is_told_before(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="cannot be written"):
         destination.check_folder("--charts", tmp_path)
     assert file.read_text() == "kept"
+
+
+COMMAND = [sys.executable, "-c", "from headrace.cli.main import main; main()"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["simulate", "--synthetic", "gpt-oss-20b", "--steps", "1"]]
+)
+def test_a_full_disk_behind_standard_output_is_told(arguments):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("headrace: ")
+    assert "No space left on device" in done.stderr
+    assert "fault of headrace" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_streams_that_are_closed_are_no_fault(tmp_path):
+    trace = tmp_path / "made.trace"
+    command = [*COMMAND, "simulate", "--synthetic", "gpt-oss-20b", "--steps", "1"]
+    line = 'exec "$@" <&- >&-'
+    done = subprocess.run(
+        ["sh", "-c", line, "sh", *command, "--save", str(trace)], stderr=subprocess.PIPE, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert RoutingTrace.load(trace).decode_steps  # nothing else was written into it
+
+
+def test_a_folder_that_is_none_is_told(monkeypatch, capfd):
+    def refuse() -> None:
+        raise NotADirectoryError(20, "Not a directory", "/some/file/profiles")
+
+    monkeypatch.setattr("headrace.cli.doctor.doctor", refuse)
+    with pytest.raises(SystemExit) as end:
+        main(["doctor"])
+    assert end.value.code == 1
+    assert capfd.readouterr().err == "headrace: /some/file/profiles: Not a directory\n"

@@ -248,6 +248,11 @@ def text(**change: Any) -> dict[str, Any]:
 
 
 BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "an activation that is no word": ({**MIXTRAL, "hidden_act": ["silu"]}, ["hidden_act"]),
+    "a context beyond all": (
+        {**MIXTRAL, "max_position_embeddings": 10**9},
+        ["max_position_embeddings = 1000000000", "16777216"],
+    ),
     "unknown": ({"model_type": "mamba9"}, ("'mamba9' is not supported", "mixtral, olmoe")),
     "unnamed": ({"architectures": ["FooLM"]}, ("['FooLM'] is not supported",)),
     "not a word": ({"model_type": ["mixtral"]}, ("is not supported",)),

@@ -180,3 +180,14 @@ def test_a_host_tier_has_blocks_and_states_or_nothing(windows: tuple[int | None,
     assert many.states > 1
     assert bool(many.blocks) == bool(block)
     assert many.states * state + many.blocks * block <= 100 * (state + block)
+
+
+def test_blocks_that_hold_nothing_are_counted_all_the_same() -> None:
+    only_windows = dataclasses.replace(facts(128, 128), max_context=1 << 24)
+    for sequences in (16, 1024):
+        memory = plan_memory(
+            only_windows, ram_total=16 * GIB, ram_free=4 * GIB, need=need(1 << 24, sequences)
+        )
+        assert memory.kv_bytes == 0
+        assert memory.kv_tokens >= 1 << 24  # one sequence of the promised length
+        assert memory.kv_blocks <= 1 << 22  # account of them takes 200 MB

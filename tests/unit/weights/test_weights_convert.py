@@ -215,6 +215,43 @@ def test_killed_and_gone_on_with(
     assert (target / "shard-00001.ftw").read_bytes() == (folder / "shard-00001.ftw").read_bytes()
 
 
+@pytest.mark.parametrize("how", ["gone", "cut"])
+def test_what_was_written_to_a_shard_that_is_gone_is_written_again(
+    sources: Path, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "made"
+    monkeypatch.setattr(conversion, "_publish", lambda *_: (_ for _ in ()).throw(OSError(5, "no")))
+    with pytest.raises(CheckpointError, match=r"writing .* failed"):
+        ftw_folders.converted(sources / "mixtral", target)
+    with pytest.raises(CheckpointError, match=r"not finished.*goes on where it stopped"):
+        verify_ftw(target)
+    shard = target / "shard-00001.ftw"
+    if how == "gone":
+        shard.unlink()
+    else:
+        os.truncate(shard, BLOCK)
+    with pytest.raises(CheckpointError, match=r"writing .* failed"):  # and stopped once more
+        ftw_folders.converted(sources / "mixtral", target)
+    monkeypatch.undo()
+    ftw_folders.converted(sources / "mixtral", target)
+    assert verify_ftw(target) == []
+
+
+def test_a_link_in_the_place_of_a_shard_is_not_written_through(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, precious = tmp_path / "made", tmp_path / "precious"
+    precious.write_text("mine")
+    monkeypatch.setattr(conversion, "_publish", lambda *_: (_ for _ in ()).throw(OSError(5, "no")))
+    with pytest.raises(CheckpointError, match=r"writing .* failed"):
+        ftw_folders.converted(sources / "mixtral", target)
+    (target / "shard-00001.ftw").unlink()
+    (target / "shard-00001.ftw").symlink_to(precious)
+    with pytest.raises(CheckpointError, match="symbolic link"):
+        ftw_folders.converted(sources / "mixtral", target)
+    assert precious.read_text() == "mine"
+
+
 def test_only_what_was_not_written_is_written(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,7 +303,7 @@ def test_a_disk_without_room(
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(ftw_target.shutil, "disk_usage", lambda _: usage._replace(free=60_000_000))
-    with pytest.raises(CapacityError, match=r"0\.1 GB free .*expected .* GB for the converted"):
+    with pytest.raises(CapacityError, match=r"60 MB free .*expected .* MB for the converted"):
         ftw_folders.converted(sources / "mixtral", tmp_path / "made")
     assert not (tmp_path / "made" / INDEX).exists()
 

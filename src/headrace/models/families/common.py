@@ -9,6 +9,7 @@ from headrace.models.fields import Fields
 from headrace.models.spec import Attention, LayerSpec, ModelSpec
 from headrace.weights.names import Rule, rule
 
+MOST_CONTEXT = 1 << 24  # tokens: the longest published are 10 million
 _L = "layers.{layer}"
 _KINDS = ("gate", "up", "down")
 _PARTS = (("weight", ""), ("bias", ".bias"))
@@ -65,7 +66,7 @@ def model_of(fields: Fields, family: str, layers: Iterable[LayerSpec], **more: A
         family=family,
         hidden=fields.count("hidden_size"),
         vocab=fields.count("vocab_size"),
-        max_context=fields.count("max_position_embeddings"),
+        max_context=fields.count("max_position_embeddings", high=MOST_CONTEXT),
         eps=fields.number("rms_norm_eps"),
         tied=fields.flag("tie_word_embeddings", default=False),
         layers=tuple(layers),
