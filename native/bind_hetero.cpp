@@ -4,6 +4,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -51,7 +52,8 @@ void combine(Pool& p, Address parts, int tokens, int top_k, int hidden, Address 
 void plan(Pool& p, Address ids, int tokens, int top_k, std::int64_t base, int experts,
           Address slot_of, std::int64_t rows, Address row_of, int slots, Address sums,
           Address value, Address clock, bool lru, Address quota, int quotas, Address slot_ids,
-          Address host_ids, Address fill_experts, Address fill_slots, Address counts, int staging) {
+          Address host_ids, Address fill_experts, Address fill_slots, Address counts, int staging,
+          Address shift) {
     using I32 = std::int32_t;
     using I64 = std::int64_t;
     const headrace::PlanCall call{{at<I32>(ids), tokens, top_k},
@@ -64,7 +66,8 @@ void plan(Pool& p, Address ids, int tokens, int top_k, std::int64_t base, int ex
                                   at<I32>(fill_experts),
                                   at<I32>(fill_slots),
                                   at<I32>(counts),
-                                  staging};
+                                  staging,
+                                  at<I32>(shift)};
     p.make([=](Pool& pool) { headrace::plan(pool, call); });
 }
 
@@ -86,12 +89,15 @@ void pace(Pool& p, std::int64_t nanoseconds) {
 }
 
 void make_spans(RowSpans* self, const std::vector<std::vector<Address>>& sources,
-                std::vector<std::size_t> nbytes, std::vector<std::size_t> offsets) {
+                std::vector<std::size_t> nbytes, std::vector<std::size_t> offsets,
+                std::size_t forms, std::vector<std::uint8_t> form_of) {
     auto spans = std::make_shared<headrace::RowSpans>();
     spans->nbytes = std::move(nbytes);
     spans->offsets = std::move(offsets);
+    spans->forms = std::max<std::size_t>(forms, 1);
+    spans->form_of = std::move(form_of);
     for (const auto& expert : sources) {
-        if (expert.size() != spans->nbytes.size())
+        if (expert.size() != spans->spans())
             throw std::invalid_argument("RowSpans: every expert needs one source per span");
         for (const Address a : expert) spans->sources.push_back(at<const std::byte>(a));
     }
@@ -123,7 +129,8 @@ void ring(HostService& service, Pool& p, Address x, int tokens, Address ids, int
 
 void bind_link(nb::module_& m) {
     nb::class_<RowSpans>(m, "RowSpans")
-        .def("__init__", &make_spans, "sources"_a, "nbytes"_a, "offsets"_a)
+        .def("__init__", &make_spans, "sources"_a, "nbytes"_a, "offsets"_a, "forms"_a = 1,
+             "form_of"_a = std::vector<std::uint8_t>{})
         .def_prop_ro("experts", [](const RowSpans& s) { return s.of->experts(); })
         .def_prop_ro("row_nbytes", [](const RowSpans& s) { return s.of->row_nbytes(); })
         .def_prop_ro("slot_nbytes", [](const RowSpans& s) { return s.of->slot_nbytes(); });
@@ -167,7 +174,7 @@ void bind_hetero(nb::module_& m, nb::class_<Pool>& pool) {
         .def("plan", &plan, nb::kw_only(), "ids"_a, "tokens"_a, "top_k"_a, "base"_a, "experts"_a,
              "slot_of"_a, "rows"_a, "row_of"_a, "slots"_a, "sums"_a, "value"_a, "clock"_a, "lru"_a,
              "quota"_a, "quotas"_a, "slot_ids"_a, "host_ids"_a, "fill_experts"_a, "fill_slots"_a,
-             "counts"_a, "staging"_a, Released())
+             "counts"_a, "staging"_a, "shift"_a = 0, Released())
         .def("observe", &observe, nb::kw_only(), "ids"_a, "tokens"_a, "top_k"_a, "base"_a,
              "experts"_a, "rows"_a, "sums"_a, "value"_a, "left_q24"_a, "gain_q32"_a, Released())
         .def("pace", &pace, "nanoseconds"_a, Released());

@@ -1,6 +1,7 @@
 // The Python face of the pool and the weight kernels. _native.pyi states the contract.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -33,6 +34,8 @@ using headrace::ExpertLayer;
 using headrace::Matrix;
 using headrace::Pool;
 using Addresses = std::vector<Address>;
+using Form =
+    std::pair<std::tuple<int, int, int>, std::tuple<std::size_t, std::size_t, std::size_t>>;
 using Parts = std::vector<std::tuple<Address, std::int64_t, std::int64_t, int>>;
 
 template <class T>
@@ -78,7 +81,8 @@ void bind_weights(nb::module_& m) {
                int activation, const Addresses& gate, const Addresses& up, const Addresses& down,
                std::size_t gate_stride, std::size_t up_stride, std::size_t down_stride,
                const Addresses& gate_bias, const Addresses& up_bias, const Addresses& down_bias,
-               float alpha, float limit) {
+               float alpha, float limit, const std::vector<Form>& others,
+               std::vector<std::uint8_t> form_of) {
                 const auto& [gate_format, up_format, down_format] = formats;
                 ExpertLayer layer{gate_format,
                                   up_format,
@@ -96,14 +100,22 @@ void bind_weights(nb::module_& m) {
                                   down_stride,
                                   pointers<float>(gate_bias, "gate_bias", true),
                                   pointers<float>(up_bias, "up_bias", true),
-                                  pointers<float>(down_bias, "down_bias", true)};
+                                  pointers<float>(down_bias, "down_bias", true),
+                                  {},
+                                  std::move(form_of)};
+                for (const auto& [formats, strides] : others) {
+                    const auto& [g, u, d] = formats;
+                    const auto& [g_stride, u_stride, d_stride] = strides;
+                    layer.others.push_back({g, u, d, g_stride, u_stride, d_stride});
+                }
                 layer.check();
                 new (self) ExpertLayer(std::move(layer));
             },
             nb::kw_only(), "formats"_a, "hidden"_a, "width"_a, "activation"_a, "gate"_a, "up"_a,
             "down"_a, "gate_stride_bytes"_a, "up_stride_bytes"_a, "down_stride_bytes"_a,
             "gate_bias"_a = Addresses{}, "up_bias"_a = Addresses{}, "down_bias"_a = Addresses{},
-            "alpha"_a = 1.702f, "limit"_a = 0.0f)
+            "alpha"_a = 1.702f, "limit"_a = 0.0f, "others"_a = std::vector<Form>{},
+            "form_of"_a = std::vector<std::uint8_t>{})
         .def_prop_ro("experts", &ExpertLayer::experts)
         .def_prop_ro("row_nbytes", &ExpertLayer::row_nbytes);
 }

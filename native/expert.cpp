@@ -7,6 +7,7 @@
 #include <string>
 
 #include "activations.hpp"
+#include "expert_forms.hpp"
 #include "expert_groups.hpp"
 
 namespace headrace {
@@ -29,25 +30,6 @@ int piece_rows(const DotKernel& kernel, int rows, int columns, int tokens, std::
 
 std::size_t floats_nbytes(std::size_t n) { return (n * sizeof(float) + 63) / 64 * 64; }
 
-// One of gate, up and down, for all experts of a layer.
-struct Kind {
-    const DotKernel* kernel;
-    std::size_t stride;
-    int format;
-
-    // Bytes of a row, for counting.
-    std::size_t row_nbytes() const { return stride / static_cast<std::size_t>(tile_rows(format)); }
-    const std::byte* at(const std::byte* w, int row) const {
-        return w + static_cast<std::size_t>(row / tile_rows(format)) * stride;
-    }
-};
-
-struct Shape {
-    int hidden, width, activation;
-    float alpha, limit;
-    Kind gate, up, down;
-};
-
 // What both phases of one call (or of one chunk of its tokens) share.
 struct Call {
     const KernelTable& kernels;
@@ -56,11 +38,12 @@ struct Call {
     const std::byte** gate_x;  // per choice
     const std::byte** up_x;
     const std::byte** h_choice;
-    std::byte* h;  // [choice, width] as the kernel of down takes it
-    float* y;      // [token, hidden], or [entry, hidden] where parts are wanted
+    std::byte* h;  // [choice, width] as the kernel of down takes it, h_nbytes each
+    std::size_t h_nbytes;
+    float* y;  // [token, hidden], or [entry, hidden] where parts are wanted
     int tokens;
 
-    std::size_t h_nbytes() const { return input_nbytes(layer.down.kernel->input, layer.width); }
+    const Form& form(const Group& group) const { return layer.forms[group.form]; }
 };
 
 // Pieces that are some rows of one expert each.
@@ -94,16 +77,18 @@ class GateUp final : public Work {
         const auto of = [&](const Kind& kind) {
             return kind.kernel->scratch_nbytes(split_.rows, call_.layer.hidden, call_.plan.most);
         };
-        return 2 * split_.out_nbytes() + std::max(of(call_.layer.gate), of(call_.layer.up));
+        return 2 * split_.out_nbytes() +
+               call_.layer.most([&](const Form& f) { return std::max(of(f.gate), of(f.up)); });
     }
 
     void compute(std::size_t piece, std::byte* scratch) const override {
         const PerExpert::Place at = split_.place(piece);
         const Shape& l = call_.layer;
+        const Form& form = call_.form(at.group);
         auto* gate = reinterpret_cast<float*>(scratch);
         auto* up = reinterpret_cast<float*>(scratch + split_.out_nbytes());
-        project(at, l.gate, at.group.gate, call_.gate_x, at.group.gate_bias, gate, scratch);
-        project(at, l.up, at.group.up, call_.up_x, at.group.up_bias, up, scratch);
+        project(at, form.gate, at.group.gate, call_.gate_x, at.group.gate_bias, gate, scratch);
+        project(at, form.up, at.group.up, call_.up_x, at.group.up_bias, up, scratch);
         call_.kernels.activate(
             l.activation, l.alpha, l.limit, gate, up,
             static_cast<std::size_t>(at.group.count) * static_cast<std::size_t>(at.rows));
@@ -113,10 +98,10 @@ class GateUp final : public Work {
         const PerExpert::Place at = split_.place(piece);
         const auto* from = reinterpret_cast<const float*>(scratch);
         const auto rows = static_cast<std::size_t>(at.rows);
+        const auto put = call_.kernels.put[call_.form(at.group).down.kernel->input];
         for (int c = 0; c < at.group.count; ++c, from += rows) {
             const auto choice = static_cast<std::size_t>(at.group.first + c);
-            call_.kernels.put[call_.layer.down.kernel->input](
-                call_.h + choice * call_.h_nbytes(), call_.layer.width, at.row, from, at.rows);
+            put(call_.h + choice * call_.h_nbytes, call_.layer.width, at.row, from, at.rows);
         }
     }
 
@@ -139,13 +124,20 @@ class GateUp final : public Work {
 // out[c * rows + r] = row + r of an expert's output for its c-th token.
 void project_down(const Call& call, const Group& group, int row, int rows, float* out,
                   std::byte* scratch) {
-    const Shape& l = call.layer;
+    const Kind& down = call.form(group).down;
     const auto n = static_cast<std::size_t>(rows);
-    l.down.kernel->run({l.down.at(group.down, row), l.down.stride, rows, l.width,
-                        call.h_choice + group.first, group.count, out, n, scratch, l.down.format});
+    down.kernel->run({down.at(group.down, row), down.stride, rows, call.layer.width,
+                      call.h_choice + group.first, group.count, out, n, scratch, down.format});
     if (group.down_bias == nullptr) return;
     for (int c = 0; c < group.count; ++c)
         call.kernels.add(out + static_cast<std::size_t>(c) * n, group.down_bias + row, n);
+}
+
+// Of `rows` rows of down, whatever the form.
+std::size_t down_scratch(const Call& call, int rows) {
+    return call.layer.most([&](const Form& form) {
+        return form.down.kernel->scratch_nbytes(rows, call.layer.width, call.plan.most);
+    });
 }
 
 // Phase 2 of sums. A piece: some output rows of every active expert, for every token, so that each
@@ -157,8 +149,7 @@ class Down final : public Work {
         return static_cast<std::size_t>((call_.layer.hidden + rows_ - 1) / rows_);
     }
     std::size_t scratch_nbytes() const {
-        return sums_nbytes() + out_nbytes() +
-               call_.layer.down.kernel->scratch_nbytes(rows_, call_.layer.width, call_.plan.most);
+        return sums_nbytes() + out_nbytes() + down_scratch(call_, rows_);
     }
 
     void compute(std::size_t piece, std::byte* scratch) const override {
@@ -211,8 +202,7 @@ class DownParts final : public Work {
         : call_(call), split_{call.plan, call.layer.hidden, rows} {}
     std::size_t pieces() const { return split_.pieces(); }
     std::size_t scratch_nbytes() const {
-        return split_.out_nbytes() + call_.layer.down.kernel->scratch_nbytes(
-                                         split_.rows, call_.layer.width, call_.plan.most);
+        return split_.out_nbytes() + down_scratch(call_, split_.rows);
     }
 
     void compute(std::size_t piece, std::byte* scratch) const override {
@@ -260,33 +250,35 @@ struct Tokens {
 
 Call& make_call(Pool& pool, Arena& arena, const Tokens& in, const ExpertLayer& layer, bool exact) {
     const KernelTable& kernels = pool.kernels();
-    const auto kind = [&](int format, std::size_t stride) {
-        return Kind{&(exact ? kernels.exact : kernels.fast)[kind_of(format)], stride, format};
-    };
-    auto& call = *new (arena.take<Call>(1)) Call{
-        kernels,
-        Shape{layer.hidden, layer.width, layer.activation, layer.alpha, layer.limit,
-              kind(layer.gate_format, layer.gate_stride), kind(layer.up_format, layer.up_stride),
-              kind(layer.down_format, layer.down_stride)},
-        group_choices(arena, in.ids, in.weights, in.count, in.top_k, layer),
-        nullptr,
-        nullptr,
-        nullptr,
-        nullptr,
-        in.y,
-        in.count};
-    const std::size_t choices = call.plan.choice_count, h_row = call.h_nbytes();
-    Activations inputs(pool, arena, in.x, in.count, layer.hidden);
-    const std::byte* const* gate_x = inputs.rows(call.layer.gate.kernel->input);
-    const std::byte* const* up_x = inputs.rows(call.layer.up.kernel->input);
-    call.h = arena.take<std::byte>(choices * h_row);
+    auto& call = *new (arena.take<Call>(1))
+                     Call{kernels,
+                          shape_of(arena, layer, exact ? kernels.exact : kernels.fast),
+                          group_choices(arena, in.ids, in.weights, in.count, in.top_k, layer),
+                          nullptr,
+                          nullptr,
+                          nullptr,
+                          nullptr,
+                          0,
+                          in.y,
+                          in.count};
+    const std::size_t choices = call.plan.choice_count;
+    call.h_nbytes = call.layer.most(
+        [&](const Form& f) { return input_nbytes(f.down.kernel->input, layer.width); });
+    call.h = arena.take<std::byte>(choices * call.h_nbytes);
     call.gate_x = arena.take<const std::byte*>(choices);
-    call.up_x = gate_x == up_x ? call.gate_x : arena.take<const std::byte*>(choices);
+    call.up_x = arena.take<const std::byte*>(choices);
     call.h_choice = arena.take<const std::byte*>(choices);
-    for (std::size_t c = 0; c < choices; ++c) {
-        call.gate_x[c] = gate_x[call.plan.choices[c].token];
-        call.up_x[c] = up_x[call.plan.choices[c].token];
-        call.h_choice[c] = call.h + c * h_row;
+    Activations inputs(pool, arena, in.x, in.count, layer.hidden);
+    for (std::size_t g = 0; g < call.plan.count; ++g) {
+        const Group& group = call.plan.groups[g];
+        const std::byte* const* gate_x = inputs.rows(call.form(group).gate.kernel->input);
+        const std::byte* const* up_x = inputs.rows(call.form(group).up.kernel->input);
+        for (int i = 0; i < group.count; ++i) {
+            const auto c = static_cast<std::size_t>(group.first + i);
+            call.gate_x[c] = gate_x[call.plan.choices[c].token];
+            call.up_x[c] = up_x[call.plan.choices[c].token];
+            call.h_choice[c] = call.h + c * call.h_nbytes;
+        }
     }
     return call;
 }
@@ -296,6 +288,35 @@ void perform(Pool& pool, Arena& arena, const Call& call, int rows) {
     auto* phase = new (arena.take<Phase>(1)) Phase(call, rows);
     pool.perform(arena, *phase, phase->pieces(), phase->scratch_nbytes(),
                  pool.rescues(call.tokens));
+}
+
+// Rows of a piece that suit the kernels of every form.
+template <class Of>
+int common_rows(const Shape& layer, int unit, const Of& of) {
+    int rows = of(layer.forms[0]);
+    for (const Form& form : layer) rows = std::min(rows, of(form));
+    return std::max(unit, rows / unit * unit);
+}
+
+int up_rows(const Call& call, int pieces) {
+    const Shape& l = call.layer;
+    int unit = 1;
+    for (const Form& form : l) unit = std::lcm(unit, form.up_unit());
+    return common_rows(l, unit, [&](const Form& f) {
+        return piece_rows(*f.gate.kernel, l.width, l.hidden, call.plan.most,
+                          f.gate.row_nbytes() + f.up.row_nbytes(), pieces, unit);
+    });
+}
+
+// `together`: experts of which a piece has the same rows.
+int down_rows(const Call& call, int together, int pieces) {
+    const Shape& l = call.layer;
+    int unit = 1;
+    for (const Form& form : l) unit = std::lcm(unit, form.down_unit());
+    return common_rows(l, unit, [&](const Form& f) {
+        return piece_rows(*f.down.kernel, l.hidden, l.width, call.plan.most,
+                          f.down.row_nbytes() * static_cast<std::size_t>(together), pieces, unit);
+    });
 }
 
 void run_chunk(Pool& pool, const Tokens& in, const ExpertLayer& layer, bool exact) {
@@ -312,26 +333,11 @@ void run_chunk(Pool& pool, const Tokens& in, const ExpertLayer& layer, bool exac
     const auto active = static_cast<int>(plan.count);
     const int wanted = 4 * pool.threads();
     const int wanted_each = (wanted + active - 1) / active;
-    const Shape& l = call.layer;
-    const auto rows_of = [&](const Kind& kind, int rows, int columns, std::size_t row_nbytes,
-                             int pieces, int unit) {
-        return piece_rows(*kind.kernel, rows, columns, plan.most, row_nbytes, pieces, unit);
-    };
-    const std::size_t down_nbytes = l.down.row_nbytes();
-    const int down_unit = std::max(8, tile_rows(l.down.format));
-    perform<GateUp>(
-        pool, arena, call,
-        rows_of(l.gate, l.width, l.hidden, l.gate.row_nbytes() + l.up.row_nbytes(), wanted_each,
-                std::max({input_unit(l.down.kernel->input), tile_rows(l.gate.format),
-                          tile_rows(l.up.format)})));
-    if (in.parts()) {
-        perform<DownParts>(pool, arena, call,
-                           rows_of(l.down, l.hidden, l.width, down_nbytes, wanted_each, down_unit));
-    } else {
-        perform<Down>(pool, arena, call,
-                      rows_of(l.down, l.hidden, l.width,
-                              down_nbytes * static_cast<std::size_t>(active), wanted, down_unit));
-    }
+    perform<GateUp>(pool, arena, call, up_rows(call, wanted_each));
+    if (in.parts())
+        perform<DownParts>(pool, arena, call, down_rows(call, 1, wanted_each));
+    else
+        perform<Down>(pool, arena, call, down_rows(call, active, wanted));
 }
 
 void run(Pool& pool, const Tokens& in, const ExpertLayer& layer, bool exact) {

@@ -11,6 +11,12 @@
 
 namespace headrace {
 
+// How the matrices of an expert are stored.
+struct ExpertForm {
+    int gate_format = kF32, up_format = kF32, down_format = kF32;
+    std::size_t gate_stride = 0, up_stride = 0, down_stride = 0;  // bytes from tile to tile
+};
+
 struct ExpertLayer {
     int gate_format = kF32, up_format = kF32, down_format = kF32;
     int hidden = 0;
@@ -21,8 +27,14 @@ struct ExpertLayer {
     std::vector<const std::byte*> gate, up, down;
     std::size_t gate_stride = 0, up_stride = 0, down_stride = 0;  // bytes from tile to tile
     std::vector<const float*> gate_bias, up_bias, down_bias;      // empty = none
+    // Where experts differ: forms beside the one above, and which each has; 0 is the one above.
+    std::vector<ExpertForm> others;
+    std::vector<std::uint8_t> form_of;  // empty = all have the one above
 
     int experts() const { return static_cast<int>(gate.size()); }
+    std::size_t forms() const { return 1 + others.size(); }
+    ExpertForm form(std::size_t i) const;
+    // Bytes of an expert; where they differ, what they have on average.
     std::size_t row_nbytes() const;
     // Throws std::invalid_argument for sizes that cannot be.
     void check() const;

@@ -13,6 +13,7 @@ Group group_of(const ExpertLayer& layer, int expert, int first) {
     return {expert,
             first,
             0,
+            layer.form_of.empty() ? 0 : layer.form_of[e],
             layer.gate[e],
             layer.up[e],
             layer.down[e],

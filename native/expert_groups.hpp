@@ -25,6 +25,7 @@ struct Group {
     int expert;
     int first;  // choice
     int count;
+    int form;
     const std::byte *gate, *up, *down;
     const float *gate_bias, *up_bias, *down_bias;
 };

@@ -5,6 +5,11 @@
 
 namespace headrace {
 
+ExpertForm ExpertLayer::form(std::size_t i) const {
+    if (i > 0) return others[i - 1];
+    return {gate_format, up_format, down_format, gate_stride, up_stride, down_stride};
+}
+
 std::size_t ExpertLayer::row_nbytes() const {
     const std::size_t ups = gate_bias.empty() ? 0 : 2 * static_cast<std::size_t>(width);
     const std::size_t downs = down_bias.empty() ? 0 : static_cast<std::size_t>(hidden);
@@ -12,8 +17,14 @@ std::size_t ExpertLayer::row_nbytes() const {
         const int tall = tile_rows(format);
         return static_cast<std::size_t>((rows + tall - 1) / tall) * tile_nbytes(format, columns);
     };
-    return weights(gate_format, width, hidden) + weights(up_format, width, hidden) +
-           weights(down_format, hidden, width) + (ups + downs) * sizeof(float);
+    const auto nbytes = [&](const ExpertForm& f) {
+        return weights(f.gate_format, width, hidden) + weights(f.up_format, width, hidden) +
+               weights(f.down_format, hidden, width) + (ups + downs) * sizeof(float);
+    };
+    if (form_of.empty()) return nbytes(form(0));
+    std::size_t all = 0;
+    for (const std::uint8_t i : form_of) all += nbytes(form(i));
+    return (all + form_of.size() - 1) / form_of.size();
 }
 
 void ExpertLayer::check() const {
@@ -35,9 +46,16 @@ void ExpertLayer::check() const {
         require(stride % unit == 0 && stride >= tile_nbytes(format, columns),
                 "a row stride is shorter than its row or no multiple of the element size");
     };
-    check_kind(gate_format, gate_stride, hidden);
-    check_kind(up_format, up_stride, hidden);
-    check_kind(down_format, down_stride, width);
+    for (std::size_t i = 0; i < forms(); ++i) {
+        const ExpertForm f = form(i);
+        check_kind(f.gate_format, f.gate_stride, hidden);
+        check_kind(f.up_format, f.up_stride, hidden);
+        check_kind(f.down_format, f.down_stride, width);
+    }
+    require(form_of.empty() ? others.empty() : form_of.size() == n,
+            "other forms need the form of every expert");
+    for (const std::uint8_t i : form_of)
+        require(i < forms(), "form " + std::to_string(i) + " of " + std::to_string(forms()));
 }
 
 }  // namespace headrace

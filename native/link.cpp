@@ -47,23 +47,30 @@ void require(bool fits, const std::string& what) {
 
 std::size_t RowSpans::row_nbytes() const {
     std::size_t all = 0;
-    for (const std::size_t n : nbytes) all += n;
-    return all;
+    const std::size_t rows = form_of.empty() ? 1 : form_of.size();
+    for (std::size_t e = 0; e < rows; ++e)
+        for (std::size_t i = 0; i < spans(); ++i) all += nbytes[first(e) + i];
+    return (all + rows - 1) / rows;
 }
 
 std::size_t RowSpans::slot_nbytes() const {
     std::size_t end = 0;
-    for (std::size_t i = 0; i < spans(); ++i) end = std::max(end, offsets[i] + nbytes[i]);
+    for (std::size_t i = 0; i < nbytes.size(); ++i) end = std::max(end, offsets[i] + nbytes[i]);
     return end;
 }
 
 void RowSpans::check() const {
-    require(!nbytes.empty() && nbytes.size() == offsets.size(),
+    require(forms > 0 && nbytes.size() >= forms && nbytes.size() % forms == 0 &&
+                nbytes.size() == offsets.size(),
             "RowSpans: nbytes and offsets must have one entry per span, at least one");
     require(!sources.empty() && sources.size() % spans() == 0,
             "RowSpans: every expert needs one source per span");
     require(std::find(sources.begin(), sources.end(), nullptr) == sources.end(),
             "RowSpans: null address in sources");
+    require(form_of.empty() ? forms == 1 : form_of.size() * spans() == sources.size(),
+            "RowSpans: several forms need the form of every expert");
+    require(std::all_of(form_of.begin(), form_of.end(), [&](auto form) { return form < forms; }),
+            "RowSpans: a form that is none of them");
 }
 
 Link::Link(double bytes_per_s, int cpu, bool staged)
@@ -167,9 +174,11 @@ void Link::run(Entry& entry) {
         move(entry.to, entry.from, entry.nbytes);
     } else {
         const RowSpans& spans = *entry.spans;
-        const auto first = static_cast<std::size_t>(entry.expert) * spans.spans();
+        const auto expert = static_cast<std::size_t>(entry.expert);
+        const std::byte* const* sources = &spans.sources[expert * spans.spans()];
+        const std::size_t first = spans.first(expert);
         for (std::size_t i = 0; i < spans.spans(); ++i)
-            move(entry.to + spans.offsets[i], spans.sources[first + i], spans.nbytes[i]);
+            move(entry.to + spans.offsets[first + i], sources[i], spans.nbytes[first + i]);
     }
     if (entry.index + 1 < entry.rows) return;
     ended_ = Clock::now();

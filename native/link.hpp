@@ -18,13 +18,19 @@ namespace headrace {
 // How the expert rows of one layer lie on the host and within a slot.
 struct RowSpans {
     std::vector<const std::byte*> sources;  // [expert, span]
-    std::vector<std::size_t> nbytes;        // [span]
-    std::vector<std::size_t> offsets;       // [span]
+    std::vector<std::size_t> nbytes;        // [form, span]; 0 for a span that a form lacks
+    std::vector<std::size_t> offsets;       // [form, span]
+    std::size_t forms = 1;
+    std::vector<std::uint8_t> form_of;  // of each expert; empty = all have the first
 
-    std::size_t spans() const { return nbytes.size(); }
+    std::size_t spans() const { return nbytes.size() / forms; }
     int experts() const { return static_cast<int>(sources.size() / spans()); }
-    std::size_t row_nbytes() const;
-    std::size_t slot_nbytes() const;  // that one row needs
+    // First of the spans of this expert's form.
+    std::size_t first(std::size_t expert) const {
+        return form_of.empty() ? 0 : form_of[expert] * spans();
+    }
+    std::size_t row_nbytes() const;   // on average, where experts differ
+    std::size_t slot_nbytes() const;  // that any row needs
     // Throws std::invalid_argument for sizes that cannot be.
     void check() const;
 };

@@ -189,8 +189,9 @@ void plan(Pool& pool, const PlanCall& c) {
 
     for (std::size_t i = 0; i < c.choices.count(); ++i) {
         const std::int32_t e = c.choices.ids[i];
-        c.slot_ids[i] = e < 0 ? -1 : slot_of[e];
-        c.host_ids[i] = e < 0 || slot_of[e] >= 0 ? -1 : e;
+        const bool here = e >= 0 && slot_of[e] >= 0;
+        c.slot_ids[i] = here ? slot_of[e] + (c.shift == nullptr ? 0 : c.shift[e]) : -1;
+        c.host_ids[i] = e < 0 || here ? -1 : e;
     }
     const std::int32_t counts[] = {active, active - misses, fills, misses - fills};
     std::copy_n(counts, 4, c.counts);

@@ -40,6 +40,7 @@ struct PlanCall {
     int quotas;
     std::int32_t *slot_ids, *host_ids, *fill_experts, *fill_slots, *counts;
     int staging;
+    const std::int32_t* shift = nullptr;  // [experts], added to the slot of each; null = nothing
 };
 
 struct ObserveCall {

@@ -57,9 +57,13 @@ class ExpertLayer:
         down_bias: Sequence[int] = (),
         alpha: float = 1.702,
         limit: float = 0.0,
+        # Where experts differ: (formats, strides in bytes) of other forms, and the form of each
+        # expert; 0 is the one above.
+        others: Sequence[tuple[tuple[int, int, int], tuple[int, int, int]]] = (),
+        form_of: Sequence[int] = (),
     ) -> None: ...
     experts: int
-    row_nbytes: int  # bytes of one expert
+    row_nbytes: int  # bytes of one expert; on average, where they differ
 
 class Tape:
     """Calls of a pool, to be made again with the same addresses, in one go and without Python."""
@@ -156,6 +160,7 @@ class Pool:
         fill_slots: int,
         counts: int,
         staging: int,
+        shift: int = 0,  # int32, by expert: added to the slots that are written; 0 = nothing
     ) -> None:
         """`ops.table.PlanOp` over the addresses of a Cache (`rows`, `slots`: its sizes) and of a
         Planned. The cost does not depend on how many rows are filled."""
@@ -426,12 +431,18 @@ class RowSpans:
     """How the expert rows of one layer lie on the host and within a slot."""
 
     def __init__(
-        self, sources: Sequence[Sequence[int]], nbytes: Sequence[int], offsets: Sequence[int]
+        self,
+        sources: Sequence[Sequence[int]],
+        nbytes: Sequence[int],
+        offsets: Sequence[int],
+        forms: int = 1,
+        form_of: Sequence[int] = (),
     ) -> None:
-        """Span i of expert e: nbytes[i] bytes at sources[e][i], which go to offsets[i] of a
-        slot."""
+        """Span i of expert e: nbytes[i] bytes at sources[e][i], which go to offsets[i] of a slot.
+        Where experts differ, nbytes and offsets are those of each form, one after another, as many
+        spans in each, and form_of says which an expert has."""
     experts: int
-    row_nbytes: int  # bytes that one row moves
+    row_nbytes: int  # bytes that one row moves; on average, where they differ
     slot_nbytes: int  # bytes that one row needs
 
 class Link:

@@ -111,6 +111,8 @@ def test_refuses(pool):
         "activation": 5,
         "down_stride_bytes": 3,
         "up": [4096],
+        "others": [((0, 0, 0), (64, 64, 32))],
+        "form_of": [0, 1],
     }
     for name, value in wrong.items():
         given = {
@@ -127,6 +129,26 @@ def test_refuses(pool):
         }
         with pytest.raises(ValueError, match="ExpertLayer"):
             _native.ExpertLayer(**{**given, name: value})
+
+
+def test_forms_that_cannot_be():
+    given = {
+        "formats": (0, 0, 0), "hidden": 16, "width": 8, "activation": 0,
+        "gate": [4096, 8192], "up": [4096, 8192], "down": [4096, 8192],
+        "gate_stride_bytes": 64, "up_stride_bytes": 64, "down_stride_bytes": 32,
+    }  # fmt: skip
+    fits = ((1, 1, 0), (32, 32, 32))
+    layer = _native.ExpertLayer(**given, others=[fits], form_of=[0, 1])
+    first, second = 3 * 16 * 8 * 4, 2 * 16 * 8 * 2 + 16 * 8 * 4
+    assert layer.row_nbytes == (first + second) / 2
+    for others, form_of in (
+        ([fits], [0, 2]),
+        ([fits], [0]),
+        ([((1, 1, 0), (30, 32, 32))], [0, 1]),
+        ([((99, 1, 0), (32, 32, 32))], [0, 1]),
+    ):
+        with pytest.raises(ValueError, match="ExpertLayer"):
+            _native.ExpertLayer(**given, others=others, form_of=form_of)
 
 
 def test_layer_states_its_size():

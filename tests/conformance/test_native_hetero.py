@@ -234,6 +234,11 @@ def test_the_link_refuses(quick: _native.Pool) -> None:
     ):
         with pytest.raises(ValueError, match="RowSpans"):
             _native.RowSpans(sources, nbytes, offsets)
+    here = a.data_ptr()
+    for forms, form_of in ((2, ()), (2, (0,)), (2, (0, 2)), (3, (0, 1)), (1, (0, 1))):
+        with pytest.raises(ValueError, match="RowSpans"):
+            _native.RowSpans([[here], [here]], [4, 8], [0, 0], forms, form_of)
+    assert _native.RowSpans([[here], [here]], [4, 8], [0, 0], 2, (0, 1)).row_nbytes == 6
     for rate in (-1.0, NAN, float("inf")):
         with pytest.raises(ValueError, match="rate"):
             _native.Link(rate)

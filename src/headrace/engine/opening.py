@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from headrace import _native
 from headrace.config import EngineConfig
 from headrace.engine.seq import Limits
 from headrace.models.source import ModelSource, open_model
+from headrace.planning.budget import mib
 from headrace.planning.facts import ModelFacts
 from headrace.planning.machine import Machine
 from headrace.planning.profile import NOT_MEASURED, Found, find_profile, profile_path
@@ -19,7 +21,10 @@ from headrace.planning.windows import windows_of
 from headrace.weights.checkpoint import read_json
 from headrace.weights.loader import Reading
 
+log = logging.getLogger(__name__)
+
 MAX_JSON_BYTES = 1 << 20
+UNEVEN_SHARE = 16  # slots for experts that arrive may waste one part in so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +67,23 @@ def open_engine(path: Path, config: EngineConfig, *, home: Path | None = None) -
         step_tokens=limits.step_tokens,
     )
     limits = replace(limits, anchored=config.memory.anchors == "on", windows=windows)
-    beside = config.experts.arrive == "beside" and plan.experts is None and source.facts.rows > 0
+    beside = config.experts.arrive == "beside" and plan.experts is None and _even(source)
     rows = plan.tier is None and not beside
     return Opening(source, config, machine, plan, limits, source.read(rows=rows), rows)
+
+
+def _even(source: ModelSource) -> bool:
+    """There are experts, and a slot for each is little more than what the plan has counted."""
+    if not source.facts.rows:
+        return False
+    uneven = source.rows().uneven_bytes
+    if uneven * UNEVEN_SHARE <= source.facts.experts_bytes:
+        return True
+    log.warning(
+        "experts differ in size, a slot for each wastes %s: all are read before the first request",
+        mib(uneven),
+    )
+    return False
 
 
 def measured(home: Path, config: EngineConfig, machine: Machine, facts: ModelFacts) -> Found:

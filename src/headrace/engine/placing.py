@@ -23,6 +23,7 @@ from headrace.experts.tier import RowTier
 from headrace.experts.tuning import Tuner
 from headrace.models.load import LoadedModel
 from headrace.ops.table import Ops
+from headrace.planning.facts import ExpertKey
 from headrace.planning.placement import ExpertsPlan
 from headrace.planning.policies import POLICIES
 from headrace.planning.resolve import costs_of, kv_element_bytes
@@ -44,11 +45,15 @@ def place_experts(
     if tier is None and not opening.rows:
         return _arriving(opening, model, ops)
     behind = None if tier is None else _tier(opening, tier, model)
-    rows = model.expert_rows
+    rows, entries = model.expert_rows, None
     if behind is not None:
-        counts = enumerate(model.facts.experts)
-        rows = tuple(behind.reader.rows(layer) if count else None for layer, count in counts)
-    bank = ExpertBank(rows, model.facts)
+        reader, counts = behind.reader, dict(enumerate(model.facts.experts))
+        rows = tuple(reader.rows(layer) if count else None for layer, count in counts.items())
+        entries = {
+            layer: [reader.entry(ExpertKey(layer, e)) for e in range(count)]
+            for layer, count in counts.items()
+        }
+    bank = ExpertBank(rows, model.facts, entries)
     if plan is None:
         return Resident(bank.rows, ops)
     assert isinstance(device, EmulatedDevice)
@@ -68,7 +73,7 @@ def _arriving(opening: Opening, model: LoadedModel, ops: Ops) -> Arriving:
     """Room for every row; they come by themselves."""
     facts, way = model.facts, Way(*WAYS[0], 0.0)
     source, frames = opening.source.rows(), model.expert_rows
-    reader = RowReader(source, frames, facts.rows, stages=2 * COMING, way=way)
+    reader = RowReader(source, frames, None, stages=2 * COMING, way=way)
     return Arriving(reader, facts, ops, most_tokens=opening.limits.step_tokens)
 
 

@@ -8,7 +8,6 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -32,10 +31,8 @@ class Arriving:
 
     def __init__(self, reader: RowReader, facts: ModelFacts, ops: Ops, *, most_tokens: int) -> None:
         self._reader, self._ops, self._facts = reader, ops, facts
-        self._base = [0, *accumulate(facts.experts)]
         self._rows = [
-            reader.slots(layer, self._base[layer], count) if count else None
-            for layer, count in enumerate(facts.experts)
+            reader.own(layer) if count else None for layer, count in enumerate(facts.experts)
         ]
         self._parts = torch.empty(most_tokens * max(facts.top_k) * facts.hidden)
         self._lock = threading.Lock()  # over all that follows
@@ -76,8 +73,8 @@ class Arriving:
     def status(self) -> dict[str, Any]:
         """Counts; JSON-able."""
         return {
-            "rows": self._base[-1],
-            "resident": self._base[-1] - sum(self._left),
+            "rows": self._facts.rows,
+            "resident": self._facts.rows - sum(self._left),
             "waited": self.waited,
             "read_bytes": self._reader.queue.bytes,
         }
@@ -137,7 +134,7 @@ class Arriving:
 
     def _start(self, key: ExpertKey, *, urgent: bool) -> Coming:
         self._asked.add(key)
-        return self._reader.start(key, self._base[key.layer] + key.expert, urgent=urgent)
+        return self._reader.start(key, key.expert, urgent=urgent)
 
     def _take(self, coming: Coming) -> None:
         """Waits for it. Raises CheckpointError; then it can be asked for again."""

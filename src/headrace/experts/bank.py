@@ -4,7 +4,7 @@ vanish.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from torch import Tensor
@@ -18,10 +18,19 @@ from headrace.planning.facts import ModelFacts
 class ExpertBank:
     """Experts of every layer; a dense layer has none."""
 
-    def __init__(self, rows: Sequence[ExpertRows | None], facts: ModelFacts) -> None:
+    def __init__(
+        self,
+        rows: Sequence[ExpertRows | None],
+        facts: ModelFacts,
+        entries: Mapping[int, Sequence[int]] | None = None,
+    ) -> None:
+        """`entries`: of layers whose rows are slots for any expert, by expert an entry that looks
+        as it does; else an expert's entry is its number.
+        """
         assert len(rows) == facts.layers
         self._rows = tuple(rows)
         self._facts = facts
+        self._entries = entries or {}
 
     @property
     def facts(self) -> ModelFacts:
@@ -39,7 +48,7 @@ class ExpertBank:
         return rows
 
     def row_bytes(self, layer: int) -> int:
-        """Bytes of one expert of this layer, 0 where it is dense."""
+        """Bytes of one expert of this layer, on average, 0 where it is dense."""
         return self._facts.expert_bytes[layer]
 
     @property
@@ -50,7 +59,17 @@ class ExpertBank:
     @cached_property
     def layouts(self) -> dict[int, RowLayout]:
         """How the rows of each MoE layer lie on the host, and how they will lie in a slot."""
-        return {layer: layout_of(self.rows(layer)) for layer in self.moe_layers}
+        made: dict[int, RowLayout] = {}  # layers of slots that look alike have the same rows
+        for layer in self.moe_layers:
+            rows = self.rows(layer)
+            if id(rows) not in made:
+                made[id(rows)] = layout_of(rows)
+        return {layer: made[id(self.rows(layer))] for layer in self.moe_layers}
+
+    def form_of(self, layer: int) -> tuple[int, ...]:
+        """Of each expert, which form of its layer's layout it has."""
+        form_of = self.layouts[layer].form_of
+        return tuple(form_of[i] for i in self._entries.get(layer, range(len(form_of))))
 
     @cached_property
     def slot_bytes(self) -> int:

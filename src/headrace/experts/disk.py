@@ -63,7 +63,7 @@ class FromDisk:
         def run(slots: Slots) -> None:
             slot_of_E: Ids = np.full(self._most + 1, -1, np.int32)  # the last: no expert
             for key, slot in slots.items():
-                slot_of_E[key.expert] = slot
+                slot_of_E[key.expert] = self.tier.reader.entry(key, slot)
             self._ops.experts_parts(x_TD, torch.from_numpy(slot_of_E[ids_TX]), rows, parts_TXD)
 
         if self._prefill:

@@ -65,7 +65,7 @@ def on_device(bank: ExpertBank, device: Accelerator) -> Callable[[int], ExpertRo
         to = memory.tensor[first * step :]
         number = torch.tensor([count], dtype=torch.int32)
         device.copies.copy_rows(layout.spans, every, every, number, to, step)
-        layers[layer] = layout.rows(to, count, step)
+        layers[layer] = layout.own(to, step)
         first += count
     device.copies.wait()
     device.copies.observations()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import cast
 
 import torch
@@ -15,13 +16,14 @@ from torch import Tensor
 
 from headrace._native import DiskQueue
 from headrace.formats.float import DTYPES
-from headrace.ops.rows import Part, Spread
+from headrace.formats.packed import Weight
+from headrace.ops.rows import Part, spread
 from headrace.ops.table import ExpertRows
 from headrace.planning.facts import ExpertKey
 from headrace.weights.arena import Arena
 from headrace.weights.packing import pack_from
 from headrace.weights.probe import Way, unreadable
-from headrace.weights.rows import LayerRows, Placed, RowSource
+from headrace.weights.rows import LayerRows, Packing, Placed, RowSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +43,21 @@ class RowReader:
         self,
         source: RowSource,
         frames: Sequence[ExpertRows | None],
-        slots: int,
+        slots: int | None,
         *,
         stages: int,
         way: Way,
     ) -> None:
         """At most `stages` rows at once where the source has rows that are put in order. `frames`:
-        of each layer its activation and biases, without weights.
+        of each layer its activation and biases, without weights. `slots` None: a slot of its own
+        for every row, which is as wide as its layer's rows, and whose number is its expert's.
 
         Raises CheckpointError where a file cannot be opened.
         """
         self.source, self._frames, self.way = source, frames, way
-        self.slot_bytes = source.slot_bytes
-        self._arena = Arena(slots * self.slot_bytes)
+        self._steps, self._starts, nbytes = _places(source, slots)
+        self._slots = slots or 0
+        self._arena = Arena(nbytes)
         self.memory = torch.frombuffer(self._arena.buffer(0, self._arena.nbytes), dtype=torch.uint8)
         self._stage = Arena(stages * source.stage_bytes) if source.stage_bytes else None
         self._stages = list(range(stages))
@@ -76,7 +80,7 @@ class RowReader:
     def start(self, key: ExpertKey, slot: int, *, urgent: bool) -> Coming:
         """The row is on its way to `slot`."""
         rows = self._layer(key.layer)
-        base, stage = self._arena.address + slot * self.slot_bytes, None
+        base, stage = self._arena.address + self._place(key.layer, slot), None
         if rows.stage_bytes:
             assert self._stage is not None
             stage = self._stages.pop()
@@ -105,20 +109,38 @@ class RowReader:
             self._stages.append(coming.stage)
 
     def rows(self, layer: int) -> ExpertRows:
-        """All slots as rows of this layer: one object for layers alike, and for ever."""
+        """All slots as rows of this layer, once in each form that its experts have: one object for
+        layers alike, and for ever.
+        """
         rows, frame = self._layer(layer), self._frame(layer)
-        kind = (rows.parts, rows.biases, frame.activation, frame.alpha, frame.limit)
+        kind = (rows.forms, frame.activation, frame.alpha, frame.limit)
         if kind not in self._views:
-            count = self.memory.shape[0] // self.slot_bytes
-            self._views[kind] = self.slots(layer, 0, count)
+            self._views[kind] = self._spread(layer, self._slots, ())
         return self._views[kind]
 
-    def slots(self, layer: int, first: int, count: int) -> ExpertRows:
-        """Some slots as rows of this layer."""
-        rows, step = self._layer(layer), self.slot_bytes
-        memory = self.memory[first * step : (first + count) * step]
-        gate, up, down = (Spread(memory, _part(placed), count, step) for placed in rows.parts)
-        biases = [Spread(memory, _part(placed), count, step) for placed in rows.biases]
+    def entry(self, key: ExpertKey, slot: int = 0) -> int:
+        """Of `rows`: this slot as what the expert looks like."""
+        return self._layer(key.layer).form_of[key.expert] * self._slots + slot
+
+    def own(self, layer: int) -> ExpertRows:
+        """Where every row has a slot: those of this layer, by expert."""
+        form_of = self._layer(layer).form_of
+        return self._spread(layer, len(form_of), form_of)
+
+    def _place(self, layer: int, slot: int) -> int:
+        """Where a slot begins in `memory`."""
+        return self._starts[layer] + slot * self._steps[layer]
+
+    def _spread(self, layer: int, count: int, form_of: Sequence[int]) -> ExpertRows:
+        forms, step = self._layer(layer).forms, self._steps[layer]
+        memory = self.memory[self._place(layer, 0) : self._place(layer, count)]
+
+        def kind(placed: Sequence[Placed]) -> Sequence[Weight]:
+            parts = [_part(one) for one in placed]
+            return spread(memory, parts, step, count=count, form_of=form_of)
+
+        gate, up, down = (kind(placed) for placed in zip(*(f.parts for f in forms), strict=True))
+        biases = [kind(placed) for placed in zip(*(f.biases for f in forms), strict=True)]
         gate_bias, up_bias, down_bias = cast(list[Sequence[Tensor]], biases or [(), (), ()])
         return replace(
             self._frame(layer),
@@ -145,9 +167,10 @@ class RowReader:
         return frame
 
     def _put_biases(self, coming: Coming) -> None:
-        frame, base = self._frame(coming.key.layer), coming.slot * self.slot_bytes
+        frame = self._frame(coming.key.layer)
+        base = self._place(coming.key.layer, coming.slot)
         kinds = (frame.gate_bias, frame.up_bias, frame.down_bias)
-        placed = self._layer(coming.key.layer).biases
+        placed = self._layer(coming.key.layer).form(coming.key.expert).biases
         for kind, place in zip(kinds, placed, strict=False):
             _view(self.memory, base, _part(place)).copy_(kind[coming.key.expert])
 
@@ -157,18 +180,29 @@ class RowReader:
         assert coming.stage is not None
         rows = self._layer(coming.key.layer)
         base = coming.stage * self.source.stage_bytes
-        if rows.packings:
-            for packing, want in zip(rows.packings[coming.key.expert], rows.parts, strict=True):
-                tiles = _view(self.memory, coming.slot * self.slot_bytes, _part(want)).numpy()
-                at = {name: base + place for name, place in packing.at.items()}
-                pack_from(packing.piece, self._stage, at, tiles)
-            return
-        for have, want in zip(rows.staged[coming.key.expert], rows.parts, strict=True):
+        slot = self._place(coming.key.layer, coming.slot)
+        parts = rows.form(coming.key.expert).parts
+        for have, want in zip(rows.staged[coming.key.expert], parts, strict=True):
+            to = _view(self.memory, slot, _part(want))
+            if isinstance(have, Packing):
+                at = {name: base + place for name, place in have.at.items()}
+                pack_from(have.piece, self._stage, at, to.numpy())
+                continue
             part = _part(have)
             buffer = self._stage.buffer(base + part.offset, part.nbytes)
             flat = torch.frombuffer(buffer, dtype=part.dtype)
-            to = _view(self.memory, coming.slot * self.slot_bytes, _part(want))
             to.copy_(flat.as_strided(part.shape, part.strides))
+
+
+def _places(source: RowSource, slots: int | None) -> tuple[list[int], list[int], int]:
+    """Of each layer the bytes of a slot and where its first one begins, and the bytes of all."""
+    if slots is not None:
+        layers, step = len(source.layers), source.slot_bytes
+        return [step] * layers, [0] * layers, slots * step
+    steps = [rows.slot_bytes if rows else 0 for rows in source.layers]
+    counts = [len(rows.form_of) if rows else 0 for rows in source.layers]
+    ends = [0, *accumulate(step * count for step, count in zip(steps, counts, strict=True))]
+    return steps, ends[:-1], ends[-1]
 
 
 def _part(placed: Placed) -> Part:

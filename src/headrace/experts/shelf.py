@@ -66,7 +66,7 @@ class Shelf:
         def run(slots: Slots, more: Ids = held[:0]) -> None:
             self._ram_of_E.fill(-1)
             for key, slot in slots.items():
-                self._ram_of_E[key.expert] = slot
+                self._ram_of_E[key.expert] = tier.reader.entry(key, slot)
             now = np.append(more, [key.expert for key in slots]).astype(np.int32)
             self._turns[-1] += 1
             turn(torch.from_numpy(np.where(np.isin(ids, now), ids, np.int32(-1))))

@@ -60,6 +60,7 @@ class ExpertSlots:
         self._cache = self._view(0)
         self.capacity = self.staging = 0
         self._views: dict[tuple[object, ...], ExpertRows] = {}
+        self._shifts = {layer: self._shift(layer) for layer in bank.moe_layers}
         try:
             self._resize(capacity, staging)
         except CapacityError:
@@ -81,18 +82,30 @@ class ExpertSlots:
         return self._memory.committed
 
     def layer(self, layer: int) -> CacheLayer:
-        return CacheLayer(self._base[layer], self._base[layer + 1] - self._base[layer])
+        base, end = self._base[layer], self._base[layer + 1]
+        return CacheLayer(base, end - base, self._shifts[layer])
 
     def rows(self, layer: int) -> ExpertRows:
-        """All slots that there can be, as rows of this layer: one object for layers alike, and for
-        ever.
+        """All slots that there can be, as rows of this layer, once in each form that its experts
+        have: one object for layers alike, and for ever.
         """
         layout = self._bank.layouts[layer]
         kind = layout.kind()
         if kind not in self._views:
-            count = self._base[-1] + self._most_staging
-            self._views[kind] = layout.rows(self.memory, count, self.slot_bytes)
+            self._views[kind] = layout.rows(self.memory, self._most, self.slot_bytes)
         return self._views[kind]
+
+    @property
+    def _most(self) -> int:
+        """Slots that there can be."""
+        return self._base[-1] + self._most_staging
+
+    def _shift(self, layer: int) -> Tensor | None:
+        """What leads from a slot to the row of the form that an expert has; None = nothing."""
+        if len(self._bank.layouts[layer].forms) == 1:
+            return None
+        forms_E = torch.tensor(self._bank.form_of(layer), dtype=torch.int32)
+        return self._device.empty((len(forms_E),), torch.int32).copy_(forms_E * self._most)
 
     def planned(self, tokens: int, top_k: int, experts: int, counts_4: Tensor) -> Planned:
         """Buffers for the plan of one layer with so many tokens."""

@@ -6,7 +6,7 @@ where they are and not copied.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -62,12 +62,15 @@ class LayerStream:
         turn = self._layers.index(layer) % 2
         plan = self._view(self._plans[turn], at.experts)
         ids_1E = self._every_1E[:, : at.experts]
-        self._ops.plan(ids_1E, at, slots.cache, self._all, plan, staging=at.experts)
+        bare = replace(at, shift_E=None)  # slots are told from staging by their numbers
+        self._ops.plan(ids_1E, bare, slots.cache, self._all, plan, staging=at.experts)
         slot_of_E = plan.slot_ids_TX.view(-1)
         if turn:  # the second buffer lies behind the first
             half = self.staging // 2
             slot_of_E.add_((slot_of_E >= slots.capacity).int() * half)
             plan.fill_slots_E.add_(half)
+        if at.shift_E is not None:
+            slot_of_E.add_(at.shift_E)
         spans = self._bank.layouts[layer].spans
         self._device.copies.copy_rows(
             spans,

@@ -9,6 +9,8 @@ from headrace.planning.facts import KvNeed, ModelFacts, RecurrentNeed, StateNeed
 from headrace.weights.plan import WeightPlan
 from headrace.weights.rows import row_names
 
+LINE = 64
+
 
 def facts_of(spec: ModelSpec, plan: WeightPlan) -> ModelFacts:
     """Counts and bytes; nothing but headers has been read."""
@@ -32,6 +34,7 @@ def facts_of(spec: ModelSpec, plan: WeightPlan) -> ModelFacts:
         expert_weights=tuple(
             _row(plan, i, moe, plan.weights) if moe else 0 for i, moe in enumerate(moes)
         ),
+        widest_row=max((_widest(plan, i, moe) for i, moe in enumerate(moes) if moe), default=0),
     )
 
 
@@ -52,7 +55,16 @@ def _state(layer: LayerSpec) -> StateNeed:
 def _row(plan: WeightPlan, layer: int, moe: Moe, count: Callable[[str], int]) -> int:
     """What `count` says of the tensors of one expert."""
     names = [f"{name}{end}" for name in row_names(layer) for end in _ends(moe)]
-    return sum(count(name) for name in names) // moe.experts
+    return -(-sum(count(name) for name in names) // moe.experts)
+
+
+def _widest(plan: WeightPlan, layer: int, moe: Moe) -> int:
+    """Bytes in a slot, where every tensor starts on a cache line."""
+    rows = [0] * moe.experts
+    for name in (f"{name}{end}" for name in row_names(layer) for end in _ends(moe)):
+        for expert, nbytes in enumerate(plan.nbytes_of_each(name, moe.experts)):
+            rows[expert] += -(-nbytes // LINE) * LINE
+    return max(rows)
 
 
 def _ends(moe: Moe) -> tuple[str, ...]:

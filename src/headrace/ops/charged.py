@@ -12,6 +12,7 @@ from torch import Tensor
 
 from headrace.device.clock import VirtualClock
 from headrace.formats.packed import nbytes_of
+from headrace.ops.rows import Spread
 from headrace.ops.spans import Spans
 from headrace.ops.table import ExpertRows, Linear, Ops, Routing
 
@@ -62,5 +63,9 @@ def _expert_work(ids_TX: Tensor, rows: ExpertRows) -> tuple[int, int]:
     ids = [e for e in ids_TX.flatten().tolist() if e >= 0]
     gate = rows.gate[0]
     weights = 3 * gate.shape[0] * gate.shape[1]
-    nbytes = sum(nbytes_of(kind[0]) for kind in (rows.gate, rows.up, rows.down))
-    return len(set(ids)) * nbytes, 2 * len(ids) * weights
+    kinds = (rows.gate, rows.up, rows.down)
+    if isinstance(rows.gate, Spread):
+        nbytes = len(set(ids)) * sum(nbytes_of(kind[0]) for kind in kinds)
+    else:
+        nbytes = sum(nbytes_of(kind[e]) for e in set(ids) for kind in kinds)
+    return nbytes, 2 * len(ids) * weights

@@ -1,4 +1,6 @@
-"""Equal tensors at equal distances: expert rows in slots, without a view of each."""
+"""Tensors at equal distances, alike or of a few forms: expert rows in slots, without a view of
+each.
+"""
 
 from __future__ import annotations
 
@@ -58,3 +60,49 @@ class Spread(Sequence[Weight]):
         """Of each tensor, without making it."""
         first = self._memory.data_ptr() + self.part.offset
         return list(range(first, first + self._count * self._step, self._step))
+
+
+class Several(Sequence[Weight]):
+    """Entries of several forms: `spreads` have one each, over the same slots. Entry i is slot
+    `slots[i]` in the form `form_of[i]`.
+    """
+
+    def __init__(
+        self, spreads: Sequence[Spread], form_of: Sequence[int], slots: Sequence[int]
+    ) -> None:
+        self.spreads, self.form_of, self._slots = tuple(spreads), form_of, slots
+
+    def __len__(self) -> int:
+        return len(self.form_of)
+
+    @overload
+    def __getitem__(self, at: int) -> Weight: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Weight]: ...
+    def __getitem__(self, at: int | slice) -> Weight | Sequence[Weight]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        if not 0 <= at < len(self):
+            raise IndexError(at)
+        return self.spreads[self.form_of[at]][self._slots[at]]
+
+    def addresses(self) -> list[int]:
+        """Of each tensor, without making it."""
+        known = [spread.addresses() for spread in self.spreads]
+        return [known[form][slot] for form, slot in zip(self.form_of, self._slots, strict=True)]
+
+
+def spread(
+    memory: Tensor, forms: Sequence[Part], step: int, *, count: int, form_of: Sequence[int] = ()
+) -> Spread | Several:
+    """`count` slots as one kind of tensor. Of several `forms`: all slots in the first, then all in
+    the second, and so on; or of slot i entry i alone, in the form `form_of[i]`.
+    """
+    spreads = [Spread(memory, part, count, step) for part in forms]
+    if len(spreads) == 1:
+        return spreads[0]
+    if form_of:
+        assert len(form_of) == count
+        return Several(spreads, form_of, range(count))
+    every = [form for form in range(len(forms)) for _ in range(count)]
+    return Several(spreads, every, [*range(count)] * len(forms))

@@ -62,8 +62,8 @@ class Linear:
 @dataclass(frozen=True, slots=True)
 class ExpertRows:
     """The experts of one layer where they lie. gate[e], up[e]: [F, D]; down[e]: [D, F]; any row
-    stride, unit column stride; gate, up and down may differ in format. Biases are float32 or absent
-    altogether.
+    stride, unit column stride; gate, up and down may differ in format, and so may experts. Biases
+    are float32 or absent altogether.
     """
 
     gate: Sequence[Weight]
@@ -118,10 +118,13 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class CacheLayer:
-    """Rows base..base+experts-1 of a Cache."""
+    """Rows base..base+experts-1 of a Cache. `shift_E`, int32, by expert: what is added to the
+    number of its slot in `Planned.slot_ids_TX`, where that says how it is stored, too.
+    """
 
     base: int
     experts: int
+    shift_E: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

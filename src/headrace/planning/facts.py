@@ -46,13 +46,14 @@ class ModelFacts:
     state: tuple[StateNeed | None, ...]  # one per layer
     experts: tuple[int, ...]  # routed experts of each layer, 0 = dense
     top_k: tuple[int, ...]
-    expert_bytes: tuple[int, ...]  # bytes of one expert's row, per layer
+    expert_bytes: tuple[int, ...]  # bytes of one expert's row, per layer; on average, rounded up
     total_bytes: int  # all weights, as they lie in memory
     dtype: str  # the prevailing weight format: float32, bfloat16, float16
     embedding_bytes: int = 0  # of an embedding that is not the output head as well
     # Weights by number, whatever their formats; None and () = all are of `dtype`.
     dense_weights: int | None = None  # neither in routed experts nor in that embedding
     expert_weights: tuple[int, ...] = ()  # of one expert, per layer
+    widest_row: int = 0  # bytes of any row in a slot, where that is more than those above say
 
     @property
     def prefill_bytes(self) -> int:
@@ -101,7 +102,8 @@ class ModelFacts:
     @property
     def slot_bytes(self) -> int:
         """The widest row on whole cache lines; every device slot takes any row."""
-        return -(-max(self.expert_bytes, default=0) // SLOT_ALIGN) * SLOT_ALIGN
+        widest = max(self.widest_row, *self.expert_bytes, 0)
+        return -(-widest // SLOT_ALIGN) * SLOT_ALIGN
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Of the layers that look back at all of the context."""

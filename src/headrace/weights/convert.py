@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
@@ -20,7 +21,7 @@ from headrace import _native
 from headrace.errors import CapacityError, CheckpointError, ConfigError, HeadraceError
 from headrace.weights.checkpoint import Checkpoint
 from headrace.weights.ftw import JOURNAL
-from headrace.weights.ftw_index import INDEX, ExpertLayer, Index, SideFile, Span, dump, parse
+from headrace.weights.ftw_index import INDEX, Index, SideFile, Span, dump, parse
 from headrace.weights.ftw_journal import Journal
 from headrace.weights.ftw_layout import Copy, Entry, Layout, lay_out
 from headrace.weights.ftw_target import (
@@ -195,7 +196,13 @@ def _finished(target: Path, source: dict[str, Any]) -> Index:
 
 
 def _layout_mark(layout: Layout) -> list[Any]:
-    parts = {str(layer): [list(p) for p in e.parts] for layer, e in layout.experts.items()}
+    # Of a layer whose rows are alike, as it was before rows could differ: journals stay valid.
+    parts = {
+        str(layer): [list(p) for p in e.forms[0]]
+        if len(e.forms) == 1
+        else [[[list(p) for p in parts] for parts in e.forms], list(e.form_of)]
+        for layer, e in layout.experts.items()
+    }
     return [[list(s) for s in layout.shards], parts, [[e.name, *e.span] for e in layout.entries]]
 
 
@@ -217,7 +224,7 @@ def _index(
         shards=layout.shards,
         tensors={n: d._replace(span=summed(d.span)) for n, d in layout.tensors.items()},
         experts={
-            layer: ExpertLayer(e.parts, tuple(summed(row) for row in e.rows))
+            layer: replace(e, rows=tuple(summed(row) for row in e.rows))
             for layer, e in layout.experts.items()
         },
     )

@@ -89,7 +89,7 @@ def _tensors(path: Path, index: Index) -> list[StoredTensor]:
         for expert, row in enumerate(experts.rows):
             file = path / index.shards[row.shard].file
             stem = f"layers.{layer}.experts.{expert}"
-            for kind, tag, shape, offset, nbytes in experts.parts:
+            for kind, tag, shape, offset, nbytes in experts.parts(expert):
                 at = row.offset + offset
                 found.append(StoredTensor(f"{stem}.{kind}", tag, shape, file, at, nbytes))
     return found

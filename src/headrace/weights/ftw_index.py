@@ -27,6 +27,7 @@ BLOCK = 4096  # of entries and shards: what direct I/O wants
 PART_ALIGN = 64  # of the tensors in a row
 MAX_INDEX_BYTES = 256 << 20
 MAX_BYTES = 1 << 60
+MOST_FORMS = 255  # of the rows of a layer
 KINDS = ("gate", "up", "down", "gate.bias", "up.bias", "down.bias")  # in the order of a row
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _NAME = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)*")  # of a dense tensor
@@ -44,7 +45,7 @@ class Span(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One tensor of every row of a layer; `offset` counts from the row's start."""
+    """One tensor of a row; `offset` counts from the row's start."""
 
     kind: str
     tag: str
@@ -63,10 +64,15 @@ class Dense(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ExpertLayer:
-    """The experts of one layer: rows that all look the same."""
+    """The experts of one layer: rows that all look the same, or have one of a few forms."""
 
-    parts: tuple[Part, ...]
+    forms: tuple[tuple[Part, ...], ...]
     rows: tuple[Span, ...]  # by expert
+    form_of: tuple[int, ...]  # by expert
+
+    def parts(self, expert: int) -> tuple[Part, ...]:
+        """The tensors of one row."""
+        return self.forms[self.form_of[expert]]
 
 
 class Shard(NamedTuple):
@@ -178,20 +184,31 @@ def dump(index: Index) -> str:
             for name, d in index.tensors.items()
         },
         "experts": {
-            str(layer): {
-                "row_bytes": row_bytes(e.parts),
-                "parts": {
-                    p.kind: {
-                        "dtype": p.tag, "shape": p.shape, "offset": p.offset, "bytes": p.nbytes,
-                    }
-                    for p in e.parts
-                },
-                "rows": [[s.shard, s.offset, _hex(s.crc)] for s in e.rows],
-            }
-            for layer, e in index.experts.items()
+            str(layer): _experts_table(e) for layer, e in index.experts.items()
         },
     }  # fmt: skip
     return json.dumps(table, separators=(",", ":"))
+
+
+def _experts_table(layer: ExpertLayer) -> dict[str, Any]:
+    """A layer's place in the index; which form a row has is said where there are several."""
+    forms = [
+        {
+            "row_bytes": row_bytes(parts),
+            "parts": {
+                p.kind: {"dtype": p.tag, "shape": p.shape, "offset": p.offset, "bytes": p.nbytes}
+                for p in parts
+            },
+        }
+        for parts in layer.forms
+    ]
+    rows: list[list[Any]] = [[s.shard, s.offset, _hex(s.crc)] for s in layer.rows]
+    if len(forms) == 1:
+        return {**forms[0], "rows": rows}
+    return {
+        "forms": forms,
+        "rows": [[*row, form] for row, form in zip(rows, layer.form_of, strict=True)],
+    }
 
 
 def _hex(crc: int) -> str:
@@ -287,6 +304,29 @@ class _Reader:
     def experts(self, key: str, value: Any) -> ExpertLayer:
         where = f"layer {key}"
         table = self.table(value, where)
+        several = "forms" in table
+        forms = self.items(table, "forms") if several else [table]
+        if not 1 <= len(forms) <= MOST_FORMS:
+            raise self.error(f"{where}: {len(forms)} forms", f"1 to {MOST_FORMS}")
+        made = tuple(self._form(where, self.table(form, f"{where}: a form")) for form in forms)
+        rows, form_of = [], []
+        for expert, row in enumerate(self.items(table, "rows")):
+            text = f"{where} expert {expert}"
+            if not isinstance(row, list) or len(row) != 3 + several:
+                expected = (
+                    "[shard, offset, checksum, form]" if several else "[shard, offset, checksum]"
+                )
+                raise self.error(f"{text}: {str(row)[:80]}", expected)
+            place = {"shard": row[0], "offset": row[1], "form": row[3] if several else 0}
+            shard, offset, form = (self.number(place, key, text) for key in place)
+            if form >= len(made):
+                raise self.error(f"{text}: form {form}", f"one of {len(made)}, from 0")
+            nbytes = row_bytes(made[form])
+            rows.append(Span(shard, offset, nbytes, self.crc(row[2], text)))
+            form_of.append(form)
+        return ExpertLayer(made, tuple(rows), tuple(form_of))
+
+    def _form(self, where: str, table: Mapping[str, Any]) -> tuple[Part, ...]:
         named = self.table(table.get("parts"), f"{where}: parts")
         if not named or not set(named) <= set(KINDS):
             raise self.error(f"{where}: parts {sorted(named)[:8]}", "some of " + ", ".join(KINDS))
@@ -299,15 +339,7 @@ class _Reader:
         nbytes = self.number(table, "row_bytes", where)
         if nbytes != row_bytes(parts):
             raise self.error(f"{where}: row_bytes {nbytes}", f"{row_bytes(parts)} as its parts say")
-        rows = []
-        for expert, row in enumerate(self.items(table, "rows")):
-            text = f"{where} expert {expert}"
-            if not isinstance(row, list) or len(row) != 3:
-                raise self.error(f"{text}: {str(row)[:80]}", "[shard, offset, checksum]")
-            place = {"shard": row[0], "offset": row[1]}
-            shard, offset = (self.number(place, key, text) for key in place)
-            rows.append(Span(shard, offset, nbytes, self.crc(row[2], text)))
-        return ExpertLayer(tuple(parts), tuple(rows))
+        return tuple(parts)
 
     def _typed(
         self, table: Mapping[str, Any], where: str, nbytes: int

@@ -5,7 +5,7 @@ layer by expert. No torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.errors import CheckpointError
@@ -14,6 +14,7 @@ from headrace.formats.words import word_of
 from headrace.weights.ftw_index import (
     BLOCK,
     KINDS,
+    MOST_FORMS,
     PART_ALIGN,
     Dense,
     ExpertLayer,
@@ -78,14 +79,22 @@ def lay_out(plan: WeightPlan) -> Layout:
         entries.append(Entry(name, span, (Copy(piece, 0, nbytes, widen=False),)))
     experts: dict[int, ExpertLayer] = {}
     for layer, stack in stacks.items():
-        parts = tuple(_parts(layer, stack))
-        rows = []
+        forms: dict[tuple[Part, ...], int] = {}
+        rows, form_of = [], []
         for expert in range(len(stack["gate"])):
+            parts = tuple(_parts({kind: pieces[expert] for kind, pieces in stack.items()}))
             span = shelf.place(row_bytes(parts))
             copies = tuple(_copy(stack[p.kind][expert], p) for p in parts)
             entries.append(Entry(f"layer {layer} expert {expert}", span, copies))
             rows.append(span)
-        experts[layer] = ExpertLayer(parts, tuple(rows))
+            form_of.append(forms.setdefault(parts, len(forms)))
+        if len(forms) > MOST_FORMS:
+            raise CheckpointError(
+                f"layer {layer}: {len(forms)} experts that differ in formats",
+                expected=f"at most {MOST_FORMS} kinds of them",
+                fix="serve the source as it is",
+            )
+        experts[layer] = ExpertLayer(tuple(forms), tuple(rows), tuple(form_of))
     return Layout(shelf.shards(), tuple(entries), tensors, experts)
 
 
@@ -120,26 +129,13 @@ def _by_expert(kind: str, pieces: Sequence[AnyPiece]) -> Iterator[AnyPiece]:
         yield Piece(piece.stored, own)
 
 
-def _parts(layer: int, stack: dict[str, list[AnyPiece]]) -> Iterator[Part]:
+def _parts(row: Mapping[str, AnyPiece]) -> Iterator[Part]:
     at = 0
-    for kind in (k for k in KINDS if k in stack):
-        pieces = stack[kind]
-        kinds = {p.format for p in pieces}
-        # Kernels want biases in float32; experts of several formats are widened when they are
-        # loaded.
-        form = FLOAT32 if kind.endswith(".bias") or len(kinds) > 1 else pieces[0].format
-        if form is FLOAT32 and any(k.packed for k in kinds):
-            raise CheckpointError(
-                f"layer {layer}: experts have {kind} as "
-                + ", ".join(sorted(word_of(k) for k in kinds)),
-                expected="one number format for all experts of a layer",
-                fix="serve the source as it is",
-            )
-        shape = pieces[0].shape
-        if any(p.shape != shape for p in pieces):
-            raise CheckpointError(f"layer {layer}: experts differ in {kind}", expected="one shape")
-        nbytes = nbytes_of(form, shape)
-        yield Part(kind, word_of(form), shape, at, nbytes)
+    for kind in (k for k in KINDS if k in row):
+        piece = row[kind]
+        form = FLOAT32 if kind.endswith(".bias") else piece.format  # kernels want these biases
+        nbytes = nbytes_of(form, piece.shape)
+        yield Part(kind, word_of(form), piece.shape, at, nbytes)
         at = -(-(at + nbytes) // PART_ALIGN) * PART_ALIGN
 
 

@@ -151,9 +151,7 @@ class Reading:
             self._packed[id(piece)] = at
 
         coming: Staged | None = None
-        widened = batches(self._plan.packed_of(widened=True))  # whose tiles are not kept
-        kept = batches(self._plan.packed_of(widened=False))
-        for batch in (*widened, *kept, None):
+        for batch in (*batches(self._plan.packed), None):
             now, coming = coming, None
             if batch is not None and not self._cancelled:
                 coming = Staged(batch)

@@ -28,7 +28,7 @@ class WeightPlan:
 
     pieces: Mapping[str, tuple[AnyPiece, ...]]
     stored: tuple[StoredTensor, ...]  # read as they are, by file and offset
-    copied: frozenset[str]  # stored names of which at least one piece is copied, or widened
+    copied: frozenset[str]  # stored names of which at least one piece is copied
 
     @property
     def total_bytes(self) -> int:
@@ -46,29 +46,21 @@ class WeightPlan:
     @property
     def packed(self) -> tuple[PackedPiece, ...]:
         """Pieces that are packed while they are read."""
-        return self.packed_of(widened=False) + self.packed_of(widened=True)
-
-    def packed_of(self, *, widened: bool) -> tuple[PackedPiece, ...]:
-        """Those whose tiles are widened and then given back, or those that stay."""
-        return tuple(
-            piece
-            for group in self.pieces.values()
-            if _mixed(group) == widened
-            for piece in group
-            if isinstance(piece, PackedPiece)
-        )
-
-    @property
-    def widened(self) -> frozenset[str]:
-        """Canonical names whose pieces have several formats: float32 in memory."""
-        return frozenset(name for name, group in self.pieces.items() if _mixed(group))
+        groups = self.pieces.values()
+        return tuple(p for group in groups for p in group if isinstance(p, PackedPiece))
 
     def nbytes(self, name: str) -> int:
         """Bytes of a canonical tensor in memory."""
-        pieces = self.pieces[name]
-        if _mixed(pieces) or is_expert_bias(name):
+        if is_expert_bias(name):
             return self.weights(name) * FLOAT32.element_bytes
-        return sum(piece.nbytes for piece in pieces)
+        return sum(piece.nbytes for piece in self.pieces[name])
+
+    def nbytes_of_each(self, name: str, count: int) -> list[int]:
+        """The same for each of `count` experts."""
+        group = self.pieces[name]
+        if is_expert_bias(name) or len(group) == 1:
+            return [self.nbytes(name) // count] * count
+        return [piece.nbytes for piece in group]
 
     def weights(self, name: str) -> int:
         """Elements of a canonical tensor, whatever their format."""
@@ -86,10 +78,6 @@ class WeightPlan:
 def is_expert_bias(name: str) -> bool:
     """Held in float32, whatever the file has: kernels read nothing else."""
     return ".experts." in name and name.endswith(".bias")
-
-
-def _mixed(group: Sequence[AnyPiece]) -> bool:
-    return len({piece.format for piece in group}) > 1
 
 
 class _Found:
@@ -170,7 +158,7 @@ def plan_weights(
         p.stored.name
         for group in pieces.values()
         for p in group
-        if isinstance(p, Piece) and not (p.in_place and (p.format == FLOAT32 or not _mixed(group)))
+        if isinstance(p, Piece) and not p.in_place
     }
     ordered = sorted(found.used.values(), key=lambda t: (t.file, t.offset))
     return WeightPlan(pieces, tuple(ordered), frozenset(copied))

@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
-from headrace.errors import CheckpointError
 from headrace.formats.format import FLOAT32, Format
 from headrace.weights.names import View
 from headrace.weights.pieces import AnyPiece, PackedPiece, Piece
@@ -56,22 +54,38 @@ class Packing:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerRows:
-    """The rows of one layer. `parts`: gate, up and down in a slot, the same for every expert."""
+class RowForm:
+    """How a row lies in a slot: gate, up and down, then their biases, copied from memory."""
 
-    slot_bytes: int  # whole pages
-    end: int  # of its parts; biases follow
     parts: tuple[Placed, ...]
+    end: int
+    biases: tuple[Placed, ...] = ()
+
+    @property
+    def slot_bytes(self) -> int:
+        """Whole pages."""
+        return _up(self.end, PAGE)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRows:
+    """The rows of one layer: all in one form, or in a few where their tensors differ in format."""
+
+    slot_bytes: int  # whole pages, for a row of any form
+    forms: tuple[RowForm, ...]
+    form_of: tuple[int, ...]  # of each expert
     spans: tuple[tuple[Span, ...], ...]  # of each expert
-    biases: tuple[Placed, ...] = ()  # of gate, up and down, in a slot: they are copied from memory
     stage_bytes: int = 0  # 0 = spans go straight to the slot
-    staged: tuple[tuple[Placed, ...], ...] = ()  # of each expert, what becomes its parts,
-    packings: tuple[tuple[Packing, ...], ...] = ()  # or what they are packed from
+    staged: tuple[tuple[Placed | Packing, ...], ...] = ()  # of each expert, what becomes its parts
 
     @property
     def read_bytes(self) -> int:
-        """Of one row, without the ends of blocks."""
-        return sum(span.nbytes for span in self.spans[0])
+        """Of one row, without the ends of blocks; on average, where rows differ."""
+        total = sum(span.nbytes for spans in self.spans for span in spans)
+        return -(-total // len(self.spans))
+
+    def form(self, expert: int) -> RowForm:
+        return self.forms[self.form_of[expert]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +99,14 @@ class RowSource:
     def slot_bytes(self) -> int:
         """A slot that holds a row of any layer."""
         return max((rows.slot_bytes for rows in self.layers if rows), default=0)
+
+    @property
+    def uneven_bytes(self) -> int:
+        """What slots as wide as the widest row of their layer leave empty."""
+        wasted = 0
+        for rows in (rows for rows in self.layers if rows):
+            wasted += sum(rows.slot_bytes - rows.forms[form].slot_bytes for form in rows.form_of)
+        return wasted
 
     @property
     def stage_bytes(self) -> int:
@@ -109,16 +131,16 @@ class _Part:
         return self.piece.format.element_bytes or 1
 
 
+_Row = Sequence["_Part | PackedPiece"]
+
+
 def row_names(layer: int) -> tuple[str, ...]:
     """Canonical names of what a row consists of. Biases stay in memory: they are small."""
     return tuple(f"layers.{layer}.experts.{kind}" for kind in KINDS)
 
 
 def rows_of(plan: WeightPlan, experts: Sequence[int]) -> RowSource:
-    """`experts`: routed experts of each layer, 0 where dense.
-
-    Raises CheckpointError for experts of one layer in several number formats.
-    """
+    """`experts`: routed experts of each layer, 0 where dense."""
     files: dict[Path, int] = {}
     layers = [
         _layer(plan.pieces, layer, count, files) if count else None
@@ -145,49 +167,38 @@ def _layer(
     pieces: Mapping[str, tuple[AnyPiece, ...]], layer: int, count: int, files: dict[Path, int]
 ) -> LayerRows:
     named = [pieces[name] for name in row_names(layer)]
-    for group in named:
-        formats = {piece.format for piece in group}
-        if len(formats) > 1:
-            raise _mixed(layer, " and ".join(sorted(format_.name for format_ in formats)))
-    packed = {isinstance(piece, PackedPiece) for group in named for piece in group}
-    if packed == {True}:
-        made = _in_parts(cast(list[tuple[PackedPiece, ...]], named), count, files)
-    elif packed == {False}:
-        stored = cast(list[tuple[Piece, ...]], named)
-        rows = [[_part(group, expert) for group in stored] for expert in range(count)]
-        groups = [_grouped(row) for row in rows]
-        made = _direct(rows, groups, files) or _staged(rows, groups, files)
-    else:
-        raise _mixed(layer, "matrices, and others in the parts of quantised ones")
+    rows = [[_matrix(group, expert) for group in named] for expert in range(count)]
+    groups = [_grouped(row) for row in rows]
+    made = _direct(rows, groups, files) or _staged(rows, groups, files)
     return _with_biases(made, pieces, layer)
-
-
-def _mixed(layer: int, how: str) -> CheckpointError:
-    return CheckpointError(
-        f"layer {layer} stores its experts as {how}",
-        expected="one number format in a layer, where rows are read from disk",
-        fix="use a machine whose memory holds all experts",
-    )
 
 
 def _with_biases(
     made: LayerRows, pieces: Mapping[str, tuple[AnyPiece, ...]], layer: int
 ) -> LayerRows:
-    placed, cursor = [], made.end
-    for name in row_names(layer):
-        group = pieces.get(f"{name}.bias")
-        if group is not None:
-            count = group[0].shape[-1]
-            placed.append(Placed(cursor, (count,), (1,), FLOAT32))
-            cursor = _up(cursor + count * FLOAT32.element_bytes, PART_ALIGN)
-    return replace(made, slot_bytes=_up(cursor, PAGE), biases=tuple(placed))
+    forms = []
+    for form in made.forms:
+        placed, cursor = [], form.end
+        for name in row_names(layer):
+            group = pieces.get(f"{name}.bias")
+            if group is not None:
+                count = group[0].shape[-1]
+                placed.append(Placed(cursor, (count,), (1,), FLOAT32))
+                cursor = _up(cursor + count * FLOAT32.element_bytes, PART_ALIGN)
+        forms.append(RowForm(form.parts, cursor, tuple(placed)))
+    return replace(made, slot_bytes=max(form.slot_bytes for form in forms), forms=tuple(forms))
 
 
-def _part(group: Sequence[Piece], expert: int) -> _Part:
-    stacked = len(group) == 1 and len(group[0].view.shape) == 3
+def _matrix(group: Sequence[AnyPiece], expert: int) -> _Part | PackedPiece:
+    stacked = len(group) == 1 and len(group[0].shape) == 3
     piece = group[0] if stacked else group[expert]
+    return piece if isinstance(piece, PackedPiece) else _part(piece, expert if stacked else None)
+
+
+def _part(piece: Piece, expert: int | None) -> _Part:
+    """A tensor, or that of one expert of a stack."""
     view, matrix = piece.view, None
-    if stacked:
+    if expert is not None:
         view = View(view.shape[1:], view.strides[1:], view.start + expert * view.strides[0])
     if piece.format.packed:
         matrix = view.shape[0], view.shape[1]
@@ -209,14 +220,17 @@ def _tiles(format_: Format, view: View) -> View:
     return View((rows, nbytes), (step, 1), view.start // columns * nbytes)
 
 
-def _grouped(row: Sequence[_Part]) -> list[list[int]]:
-    """Parts that are read together: of one file, with less than a block between them."""
-    order = sorted(range(len(row)), key=lambda i: (row[i].piece.stored.file, row[i].start))
+def _grouped(row: _Row) -> list[list[int]]:
+    """Parts that are read together: of one file, with less than a block between them. What is
+    packed on arrival is in none.
+    """
+    parts = {i: part for i, part in enumerate(row) if isinstance(part, _Part)}
+    order = sorted(parts, key=lambda i: (parts[i].piece.stored.file, parts[i].start))
     groups: list[list[int]] = []
     end = 0
     for i in order:
-        part = row[i]
-        near = bool(groups) and row[groups[-1][0]].piece.stored.file == part.piece.stored.file
+        part = parts[i]
+        near = bool(groups) and parts[groups[-1][0]].piece.stored.file == part.piece.stored.file
         if near and part.start < end + PAGE:
             groups[-1].append(i)
             end = max(end, part.end)
@@ -245,82 +259,84 @@ def _spans(
 
 
 def _direct(
-    rows: Sequence[Sequence[_Part]],
-    groups: Sequence[Sequence[Sequence[int]]],
-    files: dict[Path, int],
+    rows: Sequence[_Row], groups: Sequence[Sequence[Sequence[int]]], files: dict[Path, int]
 ) -> LayerRows | None:
-    """Where every row looks the same, down to its place within a block, and needs no change."""
-    if any(not part.piece.in_place for row in rows for part in row):
-        return None
-    made = [_spans(row, group, files) for row, group in zip(rows, groups, strict=True)]
-    _, places, slot_bytes = made[0]
-    if any(other != places or nbytes != slot_bytes for _, other, nbytes in made):
-        return None
-    if any(place % part.width for part, place in zip(rows[0], places, strict=True)):
-        return None
-    return LayerRows(
-        slot_bytes,
-        slot_bytes,
-        tuple(_placed(part, at) for part, at in zip(rows[0], places, strict=True)),
-        tuple(tuple(spans) for spans, _, _ in made),
-    )
+    """Where rows of the same formats look the same, down to their place within a block, and need no
+    change.
+    """
+    forms: dict[RowForm, int] = {}
+    of_formats: dict[tuple[Format, ...], RowForm] = {}
+    form_of, all_spans = [], []
+    for row, group in zip(rows, groups, strict=True):
+        own = [part for part in row if isinstance(part, _Part) and part.piece.in_place]
+        if len(own) < len(row):
+            return None
+        spans, places, nbytes = _spans(own, group, files)
+        if any(place % part.width for part, place in zip(own, places, strict=True)):
+            return None
+        placed = (_placed(part, at) for part, at in zip(own, places, strict=True))
+        form = RowForm(tuple(placed), nbytes)
+        if of_formats.setdefault(tuple(part.piece.format for part in own), form) != form:
+            return None
+        form_of.append(forms.setdefault(form, len(forms)))
+        all_spans.append(tuple(spans))
+    slot_bytes = max(form.end for form in forms)
+    return LayerRows(slot_bytes, tuple(forms), tuple(form_of), tuple(all_spans))
 
 
 def _staged(
-    rows: Sequence[Sequence[_Part]],
-    groups: Sequence[Sequence[Sequence[int]]],
-    files: dict[Path, int],
+    rows: Sequence[_Row], groups: Sequence[Sequence[Sequence[int]]], files: dict[Path, int]
 ) -> LayerRows:
-    made = [_spans(row, group, files) for row, group in zip(rows, groups, strict=True)]
-    parts, cursor = [], 0
-    for part in rows[0]:
-        dense = View.dense(part.view.shape)
-        parts.append(Placed(cursor, dense.shape, dense.strides, part.piece.format, part.matrix))
-        cursor = _up(cursor + dense.strides[0] * dense.shape[0] * part.width, PART_ALIGN)
+    """What is read lies in a stage first, and is put in order, or packed, from there."""
+    forms: dict[RowForm, int] = {}
+    form_of, all_spans, staged, stage_bytes = [], [], [], 0
+    for row, group in zip(rows, groups, strict=True):
+        form = _in_order(row)
+        form_of.append(forms.setdefault(form, len(forms)))
+        at = [i for i, part in enumerate(row) if isinstance(part, _Part)]
+        own = [part for part in row if isinstance(part, _Part)]
+        spans, places, cursor = _spans(own, [[at.index(i) for i in one] for one in group], files)
+        whole = [piece for piece in row if isinstance(piece, PackedPiece)]
+        more, packings, cursor = _parts_of(whole, files, cursor)
+        made: dict[int, Placed | Packing] = {
+            i: _placed(part, place) for i, part, place in zip(at, own, places, strict=True)
+        }
+        left = iter(packings)
+        staged.append(tuple(made[i] if i in made else next(left) for i in range(len(row))))
+        all_spans.append((*spans, *more))
+        stage_bytes = max(stage_bytes, cursor)
+    slot_bytes = max(form.end for form in forms)
     return LayerRows(
-        _up(cursor, PAGE),
-        cursor,
-        tuple(parts),
-        tuple(tuple(spans) for spans, _, _ in made),
-        stage_bytes=max(nbytes for _, _, nbytes in made),
-        staged=tuple(
-            tuple(_placed(part, at) for part, at in zip(row, places, strict=True))
-            for row, (_, places, _) in zip(rows, made, strict=True)
-        ),
+        slot_bytes, tuple(forms), tuple(form_of), tuple(all_spans), stage_bytes, tuple(staged)
     )
 
 
-def _in_parts(
-    named: Sequence[Sequence[PackedPiece]], count: int, files: dict[Path, int]
-) -> LayerRows:
-    """Rows that become tiles: the parts of all their matrices are read into the stage."""
+def _in_order(row: _Row) -> RowForm:
+    """Dense, one behind the other."""
     parts, cursor = [], 0
-    for group in named:
-        form, matrix = group[0].format, (group[0].count, group[0].columns)
-        tiles = View.dense((form.tiles(matrix[0]), form.tile_nbytes(matrix[1])))
-        parts.append(Placed(cursor, tiles.shape, tiles.strides, form, matrix))
-        cursor = _up(cursor + form.nbytes(*matrix), PART_ALIGN)
-    made = [_parts_of([group[expert] for group in named], files) for expert in range(count)]
-    return LayerRows(
-        _up(cursor, PAGE),
-        cursor,
-        tuple(parts),
-        tuple(spans for spans, _, _ in made),
-        stage_bytes=max(nbytes for _, _, nbytes in made),
-        packings=tuple(packings for _, packings, _ in made),
-    )
+    for part in row:
+        if isinstance(part, PackedPiece):
+            form, matrix = part.format, (part.count, part.columns)
+            dense = View.dense((form.tiles(part.count), form.tile_nbytes(part.columns)))
+            nbytes = form.nbytes(*matrix)
+            parts.append(Placed(cursor, dense.shape, dense.strides, form, matrix))
+        else:
+            dense = View.dense(part.view.shape)
+            nbytes = dense.strides[0] * dense.shape[0] * part.width
+            parts.append(Placed(cursor, dense.shape, dense.strides, part.piece.format, part.matrix))
+        cursor = _up(cursor + nbytes, PART_ALIGN)
+    return RowForm(tuple(parts), cursor)
 
 
 def _parts_of(
-    row: Sequence[PackedPiece], files: dict[Path, int]
-) -> tuple[tuple[Span, ...], tuple[Packing, ...], int]:
-    """Spans, the place of each part of each matrix, and the bytes of the stage. Each stored part is
-    read once, and neighbours in a file together.
+    row: Sequence[PackedPiece], files: dict[Path, int], cursor: int
+) -> tuple[list[Span], list[Packing], int]:
+    """Spans behind `cursor`, the place of each part of each matrix, and the bytes of the stage.
+    Each stored part is read once, and neighbours in a file together.
     """
     slices = {(part.file, part.offset): part for piece in row for part in piece.parts.values()}
     spans: list[Span] = []
     at: dict[tuple[Path, int], int] = {}
-    cursor = 0
     for (path, offset), part in sorted(slices.items()):
         file = files.setdefault(path, len(files))
         last = spans[-1] if spans else None
@@ -331,11 +347,11 @@ def _parts_of(
         span = spans[-1]
         at[path, offset] = span.to + offset - span.offset
         cursor = _up(span.to + span.nbytes, PAGE)
-    packings = tuple(
+    packings = [
         Packing(piece, {name: at[part.file, part.offset] for name, part in piece.parts.items()})
         for piece in row
-    )
-    return tuple(spans), packings, cursor
+    ]
+    return spans, packings, cursor
 
 
 def _placed(part: _Part, at: int) -> Placed:

@@ -1,5 +1,5 @@
 """Loaded weights as tensors: views into the arenas, and copies only where rows do not lie whole in
-the file, or where the experts of a layer have several formats: kernels read one.
+the file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headrace import _native
 from headrace.formats.float import DTYPES
-from headrace.formats.packed import Packed, Weight, decode
+from headrace.formats.packed import Packed, Weight
 from headrace.weights.arena import Arena
 from headrace.weights.loader import SMALL_BYTES, Reading
 from headrace.weights.pieces import AnyPiece, PackedPiece, Piece
@@ -26,12 +26,10 @@ def tensors_of(plan: WeightPlan, reading: Reading) -> Tensors:
     """All tensors of a plan whose bytes have been read (`reading.wait()` has returned)."""
     users: dict[str, list[tuple[str, int, Piece]]] = {}
     made: dict[tuple[str, int], list[Weight]] = {}
-    widened = plan.widened
     for name, pieces in plan.pieces.items():
         for at, piece in enumerate(pieces):
             if isinstance(piece, PackedPiece):
-                tiles = _tiles(piece, reading)
-                made[name, at] = [decode(tiles) if name in widened else tiles]
+                made[name, at] = [_tiles(piece, reading)]
             else:
                 users.setdefault(piece.stored.name, []).append((name, at, piece))
     # Source by source, so that the memory of one that is copied is returned before the next copy is
@@ -44,10 +42,8 @@ def tensors_of(plan: WeightPlan, reading: Reading) -> Tensors:
                 made[name, at] = [copy]
             continue
         for name, at, piece in users[stored.name]:
-            own: list[Weight] = _rows(base, piece) if piece.format.packed else [_view(base, piece)]
-            if name in widened:
-                own = [decode(w) for w in own]
-            made[name, at] = own
+            packed = piece.format.packed
+            made[name, at] = [*_rows(base, piece)] if packed else [_view(base, piece)]
     return {name: _joined(name, pieces, made) for name, pieces in plan.pieces.items()}
 
 

@@ -94,21 +94,49 @@ def test_layers_alike_are_told_from_others() -> None:
         assert slots.residents() == {}
 
 
-def test_rows_that_differ_in_layout_are_refused() -> None:
-    whole = rows_of(Shape(2, 7, how="interleaved"), 0)
-    other = rows_of(Shape(2, 7), 1)
-    mixed = ExpertRows(
-        [whole.gate[0], other.gate[1]], [whole.up[0], other.up[1]], whole.down, whole.activation
+def differing(which: str) -> ExpertRows:
+    """Rows of one layer that do not all look alike."""
+    whole, other = (
+        rows_of(Shape(4, 7, how=how), at) for at, how in enumerate(["interleaved", "apart"])
     )
-    with pytest.raises(AssertionError, match="rows differ in layout"):
-        layout_of(mixed)
+    if which == "layout":
+        pairs = [(whole.gate[0], whole.up[0]), (other.gate[1], other.up[1])]
+        pairs += [(other.gate[2], other.up[2]), (whole.gate[3], whole.up[3])]
+    elif which == "order":  # the same span, but gate lies where up does in others
+        pairs = [(whole.gate[e], whole.up[e])[:: -1 if e % 2 else 1] for e in range(4)]
+    else:
+        pairs = [(other.gate[e], other.up[e].to(dtype)) for e, dtype in enumerate(DTYPES)]
+    return ExpertRows(*zip(*pairs, strict=True), whole.down, whole.activation)
 
 
-def test_halves_in_the_other_order_are_refused() -> None:
-    """The same span, but the first expert's gate lies where the second's up does."""
-    whole = rows_of(Shape(2, 7, how="interleaved"), 0)
-    swapped = ExpertRows(
-        [whole.gate[0], whole.up[1]], [whole.up[0], whole.gate[1]], whole.down, whole.activation
-    )
-    with pytest.raises(AssertionError, match="rows differ in layout"):
-        layout_of(swapped)
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize(("which", "forms"), [("layout", 2), ("order", 2), ("format", 3)])
+def test_rows_that_differ_keep_their_forms(which: str, forms: int) -> None:
+    rows = differing(which)
+    layout = layout_of(rows)
+    assert len(layout.forms) == forms
+    assert layout.form_of.count(0) < 4
+    sizes = [sum(t.nbytes for t in tensors(rows, e).values()) for e in range(4)]
+    assert layout.row_bytes == -(-sum(sizes) // 4)
+    step = layout.nbytes
+    with device_of() as device:
+        memory = device.empty((6 * step,), torch.uint8)
+        order, slots = torch.tensor([3, 0, 2, 1]).int(), torch.tensor([1, 5, 0, 2]).int()
+        device.copies.copy_rows(layout.spans, order, slots, torch.tensor([4]).int(), memory, step)
+        device.copies.wait()
+        here = layout.rows(memory, 6, step)
+        assert here.count == 6 * forms
+        x, ops = x_of(2), ops_for(device)
+        for expert, slot in zip(order.tolist(), slots.tolist(), strict=True):
+            entry = layout.form_of[expert] * 6 + slot
+            for name, tensor in tensors(here, entry).items():
+                assert torch.equal(tensor, tensors(rows, expert)[name]), name
+            assert here.up.addresses()[entry] == here.up[entry].data_ptr()  # type: ignore[attr-defined]
+            expected, parts = torch.zeros(2, 1, HIDDEN), torch.zeros(2, 1, HIDDEN)
+            ops.experts_parts(x, routed([[expert], [expert]]).ids_TX, rows, expected)
+            ops.experts_parts(x, routed([[entry], [entry]]).ids_TX, here, parts)
+            assert torch.equal(parts, expected)
+        with pytest.raises(IndexError):
+            here.gate[6 * forms]

@@ -18,7 +18,6 @@ from engines import load
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from headrace.errors import CheckpointError
 from headrace.experts.bank import tensors_of
 from headrace.formats import format as formats
 from headrace.formats.words import format_of, word_of
@@ -60,7 +59,8 @@ def same(source: Path, made: Path) -> set[str]:
     assert a.facts.expert_bytes[0] >= b.facts.expert_bytes[0]  # biases are wider
     index = parse(made)
     words = {dense.tag for dense in index.tensors.values()}
-    return words | {part.tag for layer in index.experts.values() for part in layer.parts}
+    forms = [form for layer in index.experts.values() for form in layer.forms]
+    return words | {part.tag for form in forms for part in form}
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
@@ -106,8 +106,9 @@ def test_gguf_whose_layers_differ(tmp_path: Path, kind: str) -> None:
     assert sizes[0] == sizes[3] > sizes[1] == sizes[2]
     expected = scores(tmp_path / "q.gguf")
     for path in (tmp_path / "q.gguf", tmp_path / "made"):
-        split = scores(path, device="emulated", **{"emulated.memory": "64MiB"}, **HYBRID)
-        assert torch.equal(split, expected)
+        for more in ({}, {"experts.ram": "4 slots"}):  # RAM that holds all experts, or the disk
+            keys = {"device": "emulated", "emulated.memory": "64MiB", **HYBRID, **more}
+            assert torch.equal(scores(path, **keys), expected)
 
 
 def test_fp8_in_blocks(tmp_path: Path) -> None:
@@ -172,8 +173,10 @@ def test_experts_of_one_layer_in_several_formats_are_planned_as_they_will_lie(
         tensors |= {name.removesuffix(".weight") + end: part for end, part in parts.items()}
     quantise(folder, tensors, quantised.CONFIG["int4"])
     facts = open_model(folder).facts
-    mixed, alike = facts.expert_bytes
-    assert (mixed, alike) == (4 * 3 * 64 * 96, 2 * 3 * 64 * 96)
+    wide, narrow = 2 * 3 * 64 * 96, 3 * (64 * 96 // 2 + 2 * 64 * 96 // 32)
+    experts = facts.experts[0]
+    assert facts.expert_bytes == (-(-((experts - 1) * wide + narrow) // experts), wide)
+    assert facts.slot_bytes == wide
     arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
     made = Arena.__init__
 
@@ -185,14 +188,16 @@ def test_experts_of_one_layer_in_several_formats_are_planned_as_they_will_lie(
     engine = load(folder)
     gc.collect()
     rows = engine.live._built.placement._rows(0)
-    held = sum(t.numel() * t.element_size() for t in tensors_of(rows, 0))
-    # Of several formats, none lies in an arena as well.
-    every = sum(arena.nbytes for arena in arenas) + facts.experts[0] * held
+    held = [sum(t.numel() * t.element_size() for t in tensors_of(rows, e)) for e in range(3)]
+    every = sum(arena.nbytes for arena in arenas)
     engine.close()
-    assert held == mixed
+    assert held == [wide, narrow, wide]
     assert abs(every - facts.total_bytes) < 16384, (every, facts.total_bytes)
-    with pytest.raises(CheckpointError, match="one number format"):
-        ftw_folders.converted(folder, tmp_path / "made")
+    assert same(folder, tmp_path / "made") == {"BF16", "INT4-BF16-32"}
+    index = parse(tmp_path / "made")
+    assert index.experts[0].form_of == (0, 1, *[0] * (experts - 2))
+    assert len(index.experts[1].forms) == 1
+    assert open_model(tmp_path / "made").facts == facts
 
 
 def quantise(folder: Path, tensors: dict[str, Tensor], how: dict[str, object]) -> None:

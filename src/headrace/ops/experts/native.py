@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headrace._native import ExpertLayer, Pool
 from headrace.formats.packed import Weight, bytes_of, code_of, stride_bytes
-from headrace.ops.rows import Spread
+from headrace.ops.rows import Several, Spread
 from headrace.ops.table import ExpertRows, Routing
 
 
@@ -107,31 +107,57 @@ class NativeCombine:
         return y_TD
 
 
+_Form = tuple[tuple[int, int, int], tuple[int, int, int]]  # formats, and strides in bytes
+
+
 def expert_layer(rows: ExpertRows) -> ExpertLayer:
     """Addresses and strides of one layer; the tensors must live as long as what is returned."""
-    gate, up, down = rows.gate[0], rows.up[0], rows.down[0]
-    for group in (rows.gate, rows.up, rows.down):
-        one = group[:1] if isinstance(group, Spread) else group  # slots are all alike
-        assert len({(code_of(w), bytes_of(w).stride()) for w in one}) == 1
-        assert bytes_of(one[0]).stride(1) == 1
+    gate = rows.gate[0]
+    forms, form_of = _forms(rows)
+    (formats, strides), *others = forms
     return ExpertLayer(
-        formats=(code_of(gate), code_of(up), code_of(down)),
+        formats=formats,
         hidden=gate.shape[1],
         width=gate.shape[0],
         activation=int(rows.activation),
         gate=_addresses(rows.gate),
         up=_addresses(rows.up),
         down=_addresses(rows.down),
-        gate_stride_bytes=stride_bytes(gate),
-        up_stride_bytes=stride_bytes(up),
-        down_stride_bytes=stride_bytes(down),
+        gate_stride_bytes=strides[0],
+        up_stride_bytes=strides[1],
+        down_stride_bytes=strides[2],
         gate_bias=_addresses(rows.gate_bias),
         up_bias=_addresses(rows.up_bias),
         down_bias=_addresses(rows.down_bias),
         alpha=rows.alpha,
         limit=rows.limit,
+        others=others,
+        form_of=form_of if others else (),
     )
 
 
+def _forms(rows: ExpertRows) -> tuple[list[_Form], Sequence[int]]:
+    """How experts are stored, in the order in which that turns up, and of each which it is."""
+    if isinstance(rows.gate, Spread):  # slots are all alike
+        return [_form(rows, 0)], ()
+    if isinstance(rows.gate, Several):
+        firsts = [rows.gate.form_of.index(form) for form in range(len(rows.gate.spreads))]
+        return [_form(rows, first) for first in firsts], rows.gate.form_of
+    known: dict[_Form, int] = {}
+    form_of = [known.setdefault(_form(rows, e), len(known)) for e in range(rows.count)]
+    return list(known), form_of
+
+
+def _form(rows: ExpertRows, expert: int) -> _Form:
+    gate, up, down = own = rows.gate[expert], rows.up[expert], rows.down[expert]
+    assert all(bytes_of(weight).stride(1) == 1 for weight in own)
+    formats = code_of(gate), code_of(up), code_of(down)
+    return formats, (stride_bytes(gate), stride_bytes(up), stride_bytes(down))
+
+
 def _addresses(tensors: Sequence[Weight]) -> list[int]:
-    return tensors.addresses() if isinstance(tensors, Spread) else [t.data_ptr() for t in tensors]
+    return (
+        tensors.addresses()
+        if isinstance(tensors, Spread | Several)
+        else [t.data_ptr() for t in tensors]
+    )

@@ -50,6 +50,7 @@ class NativePlan:
             fill_slots=_address(out.fill_slots_E),
             counts=_address(out.counts_4),
             staging=staging,
+            shift=0 if layer.shift_E is None else _address(layer.shift_E),
         )
 
 

@@ -46,7 +46,7 @@ def plan(
                 cache.slot_of_R[evicted] = -1
             cache.row_of_S[slot] = layer.base + e
             cache.slot_of_R[layer.base + e] = slot
-    _write(out, ids_TX, slot_of | fills, fills)
+    _write(out, ids_TX, slot_of | fills, fills, layer.shift_E)
     hits = len(active) - len(misses)
     counts = [len(active), hits, len(fills), len(misses) - len(fills)]
     out.counts_4.copy_(torch.tensor(counts, dtype=torch.int32))
@@ -101,10 +101,19 @@ def _slots_for(wanted: int, spared: set[int], cache: Cache) -> list[int]:
     return (free + [int(cache.slot_of_R[row]) for row in resident])[:wanted]
 
 
-def _write(out: Planned, ids_TX: Tensor, slot_of: dict[int, int], fills: dict[int, int]) -> None:
+def _write(
+    out: Planned,
+    ids_TX: Tensor,
+    slot_of: dict[int, int],
+    fills: dict[int, int],
+    shift_E: Tensor | None,
+) -> None:
     here = [[slot_of.get(e, -1) for e in row] for row in ids_TX.tolist()]
     host = [[e if slot_of.get(e, 0) < 0 else -1 for e in row] for row in ids_TX.tolist()]
     out.slot_ids_TX.copy_(torch.tensor(here, dtype=torch.int32).view(ids_TX.shape))
+    if shift_E is not None:
+        shift_TX = shift_E[ids_TX.clamp(min=0).long()]
+        out.slot_ids_TX.add_(torch.where(out.slot_ids_TX < 0, 0, shift_TX))
     out.host_ids_TX.copy_(torch.tensor(host, dtype=torch.int32).view(ids_TX.shape))
     for i, (e, slot) in enumerate(fills.items()):
         out.fill_experts_E[i] = e

@@ -74,6 +74,9 @@ def plan(
         ONE_BLOCK=slots <= block_s,
         num_warps=WARPS if block_e <= 256 else MANY_WARPS,
     )
+    if layer.shift_E is not None:
+        shift_TX = layer.shift_E[ids_TX.clamp(min=0).long()]
+        out.slot_ids_TX.add_(shift_TX * (out.slot_ids_TX >= 0))
 
 
 def observe(ids_TX: Tensor, layer: CacheLayer, cache: Cache, fade: Fade) -> None:
