@@ -13,6 +13,9 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 namespace headrace {
@@ -58,6 +61,7 @@ CpuFeatures probe() {
 CpuFeatures probe() {
     CpuFeatures f;
     f.neon = true;
+    f.dot_products = (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
     return f;
 }
 #else
@@ -81,6 +85,7 @@ std::vector<const KernelTable*> tables() {
 #endif
 #elif defined(__aarch64__)
     found.push_back(&neon::table());
+    if (cpu().dot_products) found.push_back(&neondot::table());
 #endif
     return found;
 }
@@ -107,7 +112,8 @@ std::vector<std::pair<std::string, bool>> cpu_feature_list() {
             {"avx512_vnni", f.avx512_vnni},
             {"avx512_bf16", f.avx512_bf16},
             {"amx_bf16", f.amx_bf16},
-            {"neon", f.neon}};
+            {"neon", f.neon},
+            {"asimddp", f.dot_products}};
 }
 
 std::vector<std::string> isas() {
@@ -120,7 +126,7 @@ const KernelTable& kernels_up_to(const std::string& cap) {
     const auto found = tables();
     if (cap.empty()) return *found.back();
 #if defined(__aarch64__)
-    const std::vector<std::string> known{"scalar", "neon"};
+    const std::vector<std::string> known{"scalar", "neon", "neondot"};
 #else
     const std::vector<std::string> known{"scalar", "avx2", "avxvnni", "avx512", "amx"};
 #endif

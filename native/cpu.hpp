@@ -17,6 +17,7 @@ struct CpuFeatures {
     bool avx512_bf16 = false;  // and VNNI
     bool amx_bf16 = false;     // the kernel has granted the tile registers too
     bool neon = false;
+    bool dot_products = false;  // of Arm: SDOT
 };
 
 const CpuFeatures& cpu();

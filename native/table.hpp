@@ -146,5 +146,8 @@ const KernelTable& table();
 namespace neon {
 const KernelTable& table();
 }
+namespace neondot {
+const KernelTable& table();
+}
 
 }  // namespace headrace

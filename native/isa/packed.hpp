@@ -10,7 +10,11 @@
 #include "kernels/ggml.inl"
 
 #if defined(HEADRACE_PACKED)
+#if defined(HEADRACE_SIMD_NEON)
+#include "kernels/products_neon.inl"
+#else
 #include "kernels/products_x86.inl"
+#endif
 
 #include "kernels/fixed.inl"
 

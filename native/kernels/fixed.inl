@@ -31,15 +31,6 @@ struct FixedRow {
 
 inline float half_fast(const std::byte* p) { return float_of_f16(load_as<std::uint16_t>(p)); }
 
-// q = 256 h + l in signed bytes.
-inline constexpr float kMostFixed = 127 * 256 + 127;
-
-// Eight h and eight l of 16 integers, and those of the other eight.
-inline V32 in_bytes(V32 q) {
-    const V32 low = down16(left16(q, 8), 8);
-    return narrow16(down16(sub16(q, low), 8), low);
-}
-
 // 16 integers of a group, four for each vector of bytes: its lane of h, then of l.
 inline void put_lanes(std::int8_t* lane, V32 q) {
     alignas(32) std::int32_t fours[8];

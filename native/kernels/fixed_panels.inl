@@ -36,7 +36,6 @@ inline void put_scales(StripPanel& p, const std::array<C, 8>& c, int from, int g
 template <class C, Input kInput>
 inline void fill_strip(StripPanel& p, const Dot& d, const Tiles& tiles, int row, int from,
                        int groups) {
-    const V32 order = in_both(StepOrder<kInput>::bytes());
     for (int eight = 0; eight < kStripRows; eight += 8) {
         const auto c = [&]<std::size_t... I>(std::index_sequence<I...>) {
             return std::array<C, 8>{
@@ -45,7 +44,8 @@ inline void fill_strip(StripPanel& p, const Dot& d, const Tiles& tiles, int row,
         for (int g = 0; g < groups; ++g) {
             if (g % 8 == 0) put_scales(p, c, from, g, std::min(8, groups - g), eight);
             V32 rows[8];
-            for (std::size_t r = 0; r < 8; ++r) rows[r] = lookup(c[r].codes(from + g), order);
+            for (std::size_t r = 0; r < 8; ++r)
+                rows[r] = StepOrder<kInput>::in_steps(c[r].codes(from + g));
             put_eight_rows(rows, p.q[g], eight);
         }
     }

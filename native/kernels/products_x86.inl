@@ -217,10 +217,11 @@ struct StepOrder {
         if (kFours) return i / 2 * apart + (2 * half + i % 2) * 2;
         return (i / 4 * 2 + half) * apart + i % 4 * 2;
     }
-    // Bytes of 16 columns as the steps of a panel.
-    static V16 bytes() {
-        if (kFours) return bytes16(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-        return bytes16(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+    // 32 columns as the steps of a panel.
+    static HEADRACE_INLINE V32 in_steps(V32 codes) {
+        if constexpr (kFours)
+            return lookup(codes, both16(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+        return lookup(codes, both16(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
     }
 };
 

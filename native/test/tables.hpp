@@ -34,6 +34,7 @@ inline std::vector<const KernelTable*> tables_to_test(bool matrices) {
 #endif
 #elif defined(__aarch64__)
     tables.push_back(&neon::table());
+    if (cpu().dot_products) tables.push_back(&neondot::table());
 #endif
     (void)matrices;
     return tables;
@@ -46,6 +47,8 @@ inline std::vector<std::pair<const KernelTable*, const KernelTable*>> tables_of_
     const bool any = kTranslated && cpu().avx2;
     if (any || cpu().avx_vnni) pairs.emplace_back(&avx2::table(), &avxvnni::table());
     if (any || cpu().avx512_vnni) pairs.emplace_back(&avx512::table(), &avx512vnni::table());
+#elif defined(__aarch64__)
+    if (cpu().dot_products) pairs.emplace_back(&neon::table(), &neondot::table());
 #endif
     return pairs;
 }
