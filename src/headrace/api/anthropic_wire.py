@@ -17,6 +17,7 @@ from headrace.api.anthropic_errors import anthropic_error
 from headrace.api.dialect import Dialect, Envelope, Json
 from headrace.api.reading import Ended, TurnEvent, Usage
 from headrace.api.sse import frame
+from headrace.chat.depth import MAX_LEVELS, height
 from headrace.chat.types import (
     ChatEvent,
     ReasoningDelta,
@@ -196,14 +197,15 @@ def _fold(message: Json, data: Json) -> None:
 
 
 def _arguments(text: str | Json) -> Json:
-    """Of a call that was cut off, or that is no JSON, nothing certain is known."""
+    """Of a call that was cut off, or that is no JSON, nothing certain is known; of one that is too
+    deep to be written again nothing is said."""
     if not isinstance(text, str):
         return text
     try:
         value = json.loads(text, parse_float=_finite, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return {}
-    return value if isinstance(value, dict) else {}
+    return value if isinstance(value, dict) and height(value) <= MAX_LEVELS else {}
 
 
 def _finite(text: str) -> float:

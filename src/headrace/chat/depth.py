@@ -15,6 +15,8 @@ from urllib.parse import unquote
 from headrace.errors import RequestError
 
 MAX_CHAIN = 500
+# Of a JSON value that is written again: what can just be read cannot be, some calls further down.
+MAX_LEVELS = 256
 _PIECE = re.compile(
     r"""(?P<text>(?:\#|//)[^\n]*+|"(?:\\.|[^"\\\n])*+"?+|/(?:\\.|[^/\\])*+/?+|::)
     |(?P<json>%json\b\s*+)
@@ -104,6 +106,15 @@ def schema_depth(schema: Any) -> int:
     if named or None in targets.values():
         return height * (len(targets) + 1)
     return _longest(weights, after, id(schema))
+
+
+def height(value: Any) -> int:
+    """Levels of containers in a JSON value."""
+    levels, level = 0, _inner([value])
+    while level:
+        levels += 1
+        level = [inner for one in level for inner in _inner(one)]
+    return levels
 
 
 def _target(schema: Any, ref: str) -> Any:

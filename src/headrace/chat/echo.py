@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from headrace.chat.depth import MAX_LEVELS, height
 from headrace.chat.tools.schema import resolved
 from headrace.chat.types import (
     ChatEvent,
@@ -223,10 +224,9 @@ def _form(content: str, calls: Iterable[ToolCall]) -> str:
 def _canonical(arguments: str) -> Any:
     try:
         value = json.loads(arguments or "{}", parse_float=_number)
-        json.dumps(value)  # as deep as it may be
-        return value
     except (ValueError, RecursionError):
         return arguments
+    return value if height(value) <= MAX_LEVELS else arguments
 
 
 def _number(text: str) -> float | int:

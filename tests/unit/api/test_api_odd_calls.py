@@ -8,6 +8,8 @@ import httpx
 import pytest
 from scripted import scripted_server
 
+from headrace.api import anthropic_wire
+
 sys.path.append(str(Path(__file__).parents[1] / "chat"))
 from families import EDIT, FAMILIES, renderer_of
 
@@ -107,3 +109,26 @@ def test_a_call_without_its_end_is_incomplete(kind: str, tmp_path: Path) -> None
     assert ended["output"][0]["status"] == "completed"
     (done,) = [one for one in frames if one["type"] == "response.output_item.done"]
     assert done["item"]["status"] == "incomplete"
+
+
+@pytest.mark.parametrize("levels", [1, 250, 300, 900, 940, 950, 960, 970, 980, 5000])
+def test_arguments_however_deep_can_be_written(levels: int) -> None:
+    """What can just be read as JSON would fail where it is written, some calls further down."""
+    deep = "[" * levels + "]" * levels
+    message = {"content": []}
+    block = {"type": "tool_use", "id": "t", "name": "edit", "input": ""}
+    text = f'{{"path": {deep}}}'
+    for event in (
+        {"type": "content_block_start", "content_block": block},
+        {
+            "type": "content_block_delta",
+            "delta": {"type": "input_json_delta", "partial_json": text},
+        },
+        {"type": "content_block_stop"},
+    ):
+        anthropic_wire._fold(message, event)
+
+    def written(further: int) -> str:
+        return written(further - 1) if further else json.dumps(message)
+
+    assert written(300).count("[") == (levels if levels <= 250 else 0) + 1

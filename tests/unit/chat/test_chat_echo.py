@@ -9,7 +9,7 @@ from chat_reading import MARKS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.chat.echo import EchoStore, SpokenTurn, same_arguments, same_value
+from headrace.chat.echo import EchoStore, SpokenTurn, _form, same_arguments, same_value
 from headrace.chat.types import ChatRequest, Message, Prompt, Tool, ToolCall
 
 TOOL = Tool(
@@ -286,3 +286,16 @@ def test_only_stated_defaults_may_be_added():
     assert not same_arguments('{"path": "a", "all": true}', '{"path": "a"}', TOOL)
     assert not same_arguments(ours, '{"path": "a"', TOOL)
     assert not same_arguments("[" * 5000, "[" * 5001, TOOL)
+
+
+@pytest.mark.parametrize("levels", [1, 250, 300, 900, 940, 950, 960, 970, 980, 5000])
+def test_calls_however_deep_are_kept(levels):
+    deep = '{"a": ' + "[" * levels + "]" * levels + "}"
+
+    def found(further):
+        if further:
+            return found(further - 1)
+        return _form("", [ToolCall("1", "f", deep)])
+
+    assert found(0) == found(300)
+    assert found(0) != _form("", [ToolCall("1", "f", deep.replace("[", "[ ", 1) + "x")])
