@@ -29,6 +29,12 @@ void clamp(Pool& pool, Address x, std::int64_t tokens, std::int64_t width,
     make(pool, headrace::clamp, {at<float>(x), tokens, width, token_stride, limit});
 }
 
+void arrange(Pool& pool, Address x, std::int64_t tokens, std::int64_t token_stride, Address order,
+             std::int64_t columns, Address y) {
+    make(pool, headrace::arrange,
+         {at<float>(x), tokens, token_stride, at<std::int32_t>(order), columns, at<float>(y)});
+}
+
 void lookup(Pool& pool, Address table, int format, std::int64_t rows, std::int64_t width,
             std::int64_t row_stride_bytes, Address ids, std::int64_t count, Address y) {
     make(pool, headrace::lookup,
@@ -55,6 +61,8 @@ void bind_gates(nb::class_<Pool>& pool) {
         .def("decay", &decay, "a"_a, "tokens"_a, "heads"_a, "token_stride"_a, "rate"_a, "bias"_a,
              "y"_a, Released())
         .def("clamp", &clamp, "x"_a, "tokens"_a, "width"_a, "token_stride"_a, "limit"_a, Released())
+        .def("arrange", &arrange, "x"_a, "tokens"_a, "token_stride"_a, "order"_a, "columns"_a,
+             "y"_a, Released())
         .def("lookup", &lookup, "table"_a, "format"_a, "rows"_a, "width"_a, "row_stride_bytes"_a,
              "ids"_a, "count"_a, "y"_a, Released())
         .def("angles", &angles, "positions"_a, "tokens"_a, "frequencies"_a, "pairs"_a, "factor"_a,

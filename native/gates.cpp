@@ -1,5 +1,6 @@
 #include "gates.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include "split.hpp"
@@ -42,6 +43,18 @@ void clamp(Pool& pool, const Clamp& c) {
     split(pool, c.tokens, c.width, [&](std::int64_t first, std::int64_t last, int) {
         for (std::int64_t t = first; t < last; ++t)
             kernel(c.x + t * c.token_stride, c.limit, static_cast<std::size_t>(c.width));
+    });
+}
+
+void arrange(Pool& pool, const Arrange& c) {
+    require(std::all_of(c.order, c.order + c.columns,
+                        [&](std::int32_t i) { return i >= 0 && i < c.token_stride; }),
+            "an order of other columns than " + number(c.token_stride), "columns that there are");
+    const Pool::Busy busy(pool);
+    split(pool, c.tokens, c.columns, [&](std::int64_t first, std::int64_t last, int) {
+        for (std::int64_t t = first; t < last; ++t)
+            for (std::int64_t i = 0; i < c.columns; ++i)
+                c.y[t * c.columns + i] = c.x[t * c.token_stride + c.order[i]];
     });
 }
 

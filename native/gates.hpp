@@ -42,8 +42,19 @@ struct Clamp {
     float limit;
 };
 
+// y[t, i] = x[t, order[i]]; y is dense [tokens, columns].
+struct Arrange {
+    const float* x;
+    std::int64_t tokens;
+    std::int64_t token_stride;  // of x, which has so many columns
+    const std::int32_t* order;
+    std::int64_t columns;
+    float* y;
+};
+
 void gate(Pool& pool, const Gate& c);
 void decay(Pool& pool, const Decay& c);
 void clamp(Pool& pool, const Clamp& c);
+void arrange(Pool& pool, const Arrange& c);  // throws std::invalid_argument for a column of none
 
 }  // namespace headrace

@@ -246,6 +246,12 @@ class Pool:
     def clamp(self, x: int, tokens: int, width: int, token_stride: int, limit: float) -> None:
         """x into [-limit, limit], in place."""
 
+    def arrange(
+        self, x: int, tokens: int, token_stride: int, order: int, columns: int, y: int
+    ) -> None:
+        """y[t, i] = x[t, order[i]], dense [tokens, columns]; order is int32 [columns], each below
+        `token_stride`, else ValueError."""
+
     def lookup(
         self,
         table: int,

@@ -36,6 +36,7 @@ FIXED: dict[str, dict[str, Any]] = {
     "glm4_moe": {},
     "dots1": {"n_group": 1, "sliding_window": None},
     "minimax_m2": {},
+    "qwen3_next": {"mlp_only_layers": []},
     "qwen2_moe": {"mlp_only_layers": []},
 }
 

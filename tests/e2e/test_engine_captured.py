@@ -33,6 +33,7 @@ FAMILIES = [
     "qwen3_5_moe",
     "glm4_moe",
     "exaone_moe",
+    "qwen3_next",
 ]
 
 

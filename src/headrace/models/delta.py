@@ -22,7 +22,10 @@ class DeltaBlock:
 
     def __init__(self, model: ModelSpec, spec: DeltaRule, scope: Scope, ops: Ops) -> None:
         self._spec, self._ops, self._eps = spec, ops, model.eps
-        self._project = scope.linear("qkv", "z", "b", "a")
+        first = ("qkvz",) if spec.qkvz_by_head else ("qkv", "z")
+        last = ("ba",) if spec.ba_by_head else ("b", "a")
+        self._project = scope.linear(*first, *last)
+        self._order = _order(spec) if spec.qkvz_by_head or spec.ba_by_head else None
         self._conv = scope.vector("conv")
         stored = scope.vector("rate" if spec.rate else "a_log")
         self._rate = stored.double() if spec.rate else decay_rate(stored)
@@ -34,6 +37,8 @@ class DeltaBlock:
         spec, ops = self._spec, self._ops
         heads, keys, values = spec.value_heads, spec.key_dim, spec.value_dim
         y_TN = ops.linear(x_TD, self._project)
+        if self._order is not None:
+            y_TN = ops.arrange(y_TN, self._order)
         tokens = y_TN.shape[0]
         mixed_TC, z, b_TH, a_TH = torch.split(
             y_TN, [spec.channels, heads * values, heads, heads], dim=1
@@ -58,3 +63,21 @@ class DeltaBlock:
         gate = z.as_strided((tokens, heads, values), (y_TN.stride(0), values, 1))
         out_THV = ops.gated_rms_norm(out_THV, gate, self._norm, self._eps)
         return ops.linear(out_THV.view(tokens, heads * values), self._out)
+
+
+def _order(spec: DeltaRule) -> Tensor:
+    """Where the channels q, k, v, z, b, a of all heads come out of the projection, int32."""
+    heads, each = spec.key_heads, spec.value_heads // spec.key_heads
+    key, value = spec.key_dim, each * spec.value_dim
+
+    def by_head(*widths: int) -> list[Tensor]:
+        group = torch.arange(heads * sum(widths)).view(heads, -1)
+        return [part.flatten() for part in group.split(widths, 1)]
+
+    def whole(*widths: int) -> list[Tensor]:
+        return [*torch.arange(heads * sum(widths)).split([heads * width for width in widths])]
+
+    qkvz = (by_head if spec.qkvz_by_head else whole)(key, key, value, value)
+    ba = (by_head if spec.ba_by_head else whole)(each, each)
+    begin = sum(len(part) for part in qkvz)
+    return torch.cat([*qkvz, *(part + begin for part in ba)]).int()

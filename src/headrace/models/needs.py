@@ -48,11 +48,13 @@ def _attention(hidden: int, a: Attention) -> Shapes:
 
 def _delta(hidden: int, d: DeltaRule) -> Shapes:
     values = d.value_heads * d.value_dim
+    rows = {"qkv": d.channels, "z": values, "b": d.value_heads, "a": d.value_heads}
+    if d.qkvz_by_head:
+        rows["qkvz"] = rows.pop("qkv") + rows.pop("z")
+    if d.ba_by_head:
+        rows["ba"] = rows.pop("b") + rows.pop("a")
     return {
-        "qkv": (d.channels, hidden),
-        "z": (values, hidden),
-        "b": (d.value_heads, hidden),
-        "a": (d.value_heads, hidden),
+        **{name: (count, hidden) for name, count in rows.items()},
         "conv": (d.channels, d.kernel),
         "rate" if d.rate else "a_log": (d.value_heads,),
         "dt_bias": (d.value_heads,),

@@ -20,6 +20,7 @@ from headrace.models.families import (
     qwen2_moe,
     qwen3_5_moe,
     qwen3_moe,
+    qwen3_next,
     solar_open,
 )
 from headrace.models.fields import Fields
@@ -57,6 +58,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_5_moe": _family(qwen3_5_moe.spec_from, qwen3_5_moe.NAMES, qwen3_5_moe.GGUF_NAMES),
     "qwen3_5_moe_text": _family(qwen3_5_moe.spec_from, qwen3_5_moe.NAMES, qwen3_5_moe.GGUF_NAMES),
     "qwen3_moe": _family(qwen3_moe.spec_from, qwen3_moe.NAMES, qwen3_moe.GGUF_NAMES),
+    "qwen3_next": _family(qwen3_next.spec_from, qwen3_next.NAMES, qwen3_next.GGUF_NAMES),
     "solar_open": _family(solar_open.spec_from, solar_open.NAMES),
 }
 

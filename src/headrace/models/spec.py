@@ -86,7 +86,8 @@ class DeltaRule:
     """Gated DeltaNet behind a short causal convolution.
 
     `tiled`: value head i uses key head i % key_heads, not i // (value_heads / key_heads). `rate`:
-    the decay is stored as -exp(A_log).
+    the decay is stored as -exp(A_log). `qkvz_by_head`, `ba_by_head`: one matrix has all that
+    belongs to the first key head, then to the second, and so on.
     """
 
     key_heads: int
@@ -96,6 +97,8 @@ class DeltaRule:
     kernel: int
     tiled: bool = False
     rate: bool = False
+    qkvz_by_head: bool = False
+    ba_by_head: bool = False
 
     @property
     def channels(self) -> int:

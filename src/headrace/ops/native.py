@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace._native import Pool
-from headrace.ops.activation.native import NativeClamp, NativeDecay, NativeGate
+from headrace.ops.activation.native import NativeArrange, NativeClamp, NativeDecay, NativeGate
 from headrace.ops.attention.native import NativeAttention
 from headrace.ops.conv.native import NativeConv
 from headrace.ops.delta.native import NativeDelta
@@ -31,6 +31,7 @@ def native_ops(pool: Pool, *, exact: bool) -> Ops:
         sigmoid=gate.sigmoid,
         decay=NativeDecay(pool),
         clamp=NativeClamp(pool),
+        arrange=NativeArrange(pool),
         lookup=NativeLookup(pool),
         angles=NativeAngles(pool),
         best=NativeBest(pool),

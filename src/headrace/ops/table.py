@@ -188,6 +188,12 @@ class ClampOp(Protocol):
         ...
 
 
+class ArrangeOp(Protocol):
+    def __call__(self, x_TN: Tensor, order_M: Tensor) -> Tensor:
+        """Columns in another order: y[:, i] = x[:, order[i]], dense [T, M]; order is int32."""
+        ...
+
+
 class LookupOp(Protocol):
     def __call__(self, table_VD: Weight, ids_N: Tensor) -> Tensor:
         """Rows of a table of any format, as float32 [N, D]; ids are int64."""
@@ -333,6 +339,7 @@ class Ops:
     sigmoid: SigmoidOp
     decay: DecayOp
     clamp: ClampOp
+    arrange: ArrangeOp
     lookup: LookupOp
     angles: AnglesOp
     best: BestOp

@@ -2,8 +2,8 @@
 No torch.
 
 Every key of the architecture is read, or known to have no part in inference, or inert; any other is
-an error: it may change the arithmetic. Three more keys say where stored values differ from the
-published ones: `norms_hold_one`, `decay_as_rate`, `value_heads_tiled`; and `rope_interleave` where
+an error: it may change the arithmetic. More keys say where stored values differ from the published
+ones: `norms_hold_one`, `decay_as_rate`, `value_heads_tiled`, `qkvz_apart`; `rope_interleave` where
 rows of q and k were reordered.
 """
 
@@ -307,6 +307,19 @@ def _qwen35(keys: Keys, tensors: Tensors) -> Config:
     }
 
 
+def _qwen3next(keys: Keys, tensors: Tensors) -> Config:
+    keys.get("attention.recurrent_layers")
+    width = keys.get("feed_forward_length")
+    return {
+        **_qwen35(keys, tensors),
+        "model_type": "qwen3_next",
+        "value_heads_tiled": False,
+        "qkvz_apart": "blk.0.attn_qkv.weight" in tensors,
+        "norm_topk_prob": _normalised(keys, default=True),
+        "intermediate_size": width,
+    }
+
+
 def _balanced(keys: Keys) -> Config:
     """Sigmoid scores with a bias for the choice alone, as DeepSeek-V3 has them."""
     if keys.get("expert_gating_func", _SIGMOID) != _SIGMOID:
@@ -383,4 +396,5 @@ _ARCHITECTURES: Mapping[str, Callable[[Keys, Tensors], Config]] = {
     "olmoe": _olmoe,
     "gpt-oss": _gpt_oss,
     "qwen35moe": _qwen35,
+    "qwen3next": _qwen3next,
 }

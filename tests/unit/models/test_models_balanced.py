@@ -1,4 +1,4 @@
-"""Configs of families with sigmoid scores and a balancing bias, as published."""
+"""Configs of GLM-4.5, MiniMax-M2 and Qwen3-Next, as published."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ import pytest
 
 from headrace.errors import CheckpointError
 from headrace.models.registry import family_of
-from headrace.models.spec import Attention, Dense, ModelSpec, Moe, QkNorm, Rope, SharedExpert
+from headrace.models.spec import (
+    Attention,
+    DeltaRule,
+    Dense,
+    ModelSpec,
+    Moe,
+    QkNorm,
+    Rope,
+    SharedExpert,
+)
 from headrace.ops.table import Score
 from headrace.weights.checkpoint import SafetensorsCheckpoint
 
@@ -92,6 +101,48 @@ MINIMAX_M2: dict[str, Any] = {
     "vocab_size": 200064,
 }
 
+QWEN3_NEXT: dict[str, Any] = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "decoder_sparse_step": 1,
+    "eos_token_id": 151645,
+    "full_attention_interval": 4,
+    "head_dim": 256,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "initializer_range": 0.02,
+    "intermediate_size": 5120,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+    "max_position_embeddings": 262144,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_next",
+    "moe_intermediate_size": 512,
+    "norm_topk_prob": True,
+    "num_attention_heads": 16,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 2,
+    "output_router_logits": False,
+    "partial_rotary_factor": 0.25,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 10000000,
+    "router_aux_loss_coef": 0.001,
+    "shared_expert_intermediate_size": 512,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+
 
 def spec_of(config: dict[str, Any]) -> ModelSpec:
     return family_of(SafetensorsCheckpoint(Path("model"), config, {}))[1]
@@ -133,3 +184,18 @@ def test_minimax_m2() -> None:
     )
     with pytest.raises(CheckpointError, match="qk_norm_type"):
         spec_of({**MINIMAX_M2, "qk_norm_type": "per_head"})
+
+
+def test_qwen3_next() -> None:
+    spec = spec_of(QWEN3_NEXT)
+    assert spec.norm_plus_one
+    kinds = [isinstance(layer.mixer, DeltaRule) for layer in spec.layers]
+    assert kinds == [True, True, True, False] * 12
+    delta, attention, moe = spec.layers[0].mixer, spec.layers[3].mixer, spec.layers[0].ffn
+    assert isinstance(delta, DeltaRule)
+    assert isinstance(attention, Attention)
+    assert isinstance(moe, Moe)
+    assert (delta.qkvz_by_head, delta.ba_by_head, delta.tiled) == (True, True, False)
+    assert (attention.gate, attention.rope) == (True, Rope(1e7, 64))
+    assert (moe.experts, moe.router.top_k, moe.router.renormalize) == (512, 10, True)
+    assert moe.shared == SharedExpert(512, gated=True)

@@ -20,22 +20,26 @@ from headrace.models.families.common import (
 )
 from headrace.models.families.gguf import GGUF_ATTENTION, GGUF_BODY, GGUF_MOE, GGUF_SHARED
 from headrace.models.fields import Fields, read_rope
-from headrace.models.spec import DeltaRule, LayerSpec, ModelSpec, Moe, QkNorm, SharedExpert
+from headrace.models.spec import DeltaRule, LayerSpec, Mixer, ModelSpec, Moe, QkNorm, SharedExpert
 from headrace.ops.table import Router
 from headrace.weights.names import Layout, NameMap, rule
 
 _L, _D = "layers.{layer}", "layers.{layer}.linear_attn"
+# The tensors of Gated DeltaNet but for its projections.
+DELTA = (
+    rule(f"{_D}.conv1d.weight", f"{_L}.conv", layouts=(Layout.DROP_MIDDLE,)),
+    rule(f"{_D}.A_log", f"{_L}.a_log"),
+    rule(f"{_D}.dt_bias", f"{_L}.dt_bias"),
+    rule(f"{_D}.norm.weight", f"{_L}.delta_norm"),
+    rule(f"{_D}.out_proj.weight", f"{_L}.o"),
+)
 NAMES = NameMap(
     (
         *BODY,
         *ATTENTION,
         *QK_NORM,
         *(rule(f"{_D}.in_proj_{n}.weight", f"{_L}.{n}") for n in ("qkv", "z", "b", "a")),
-        rule(f"{_D}.conv1d.weight", f"{_L}.conv", layouts=(Layout.DROP_MIDDLE,)),
-        rule(f"{_D}.A_log", f"{_L}.a_log"),
-        rule(f"{_D}.dt_bias", f"{_L}.dt_bias"),
-        rule(f"{_D}.norm.weight", f"{_L}.delta_norm"),
-        rule(f"{_D}.out_proj.weight", f"{_L}.o"),
+        *DELTA,
         rule(f"{_L}.mlp.gate.weight", f"{_L}.router"),
         rule(
             f"{_L}.mlp.experts.gate_up_proj",
@@ -51,28 +55,31 @@ NAMES = NameMap(
     skipped=("mtp.", "model.visual."),
 )
 _G = "blk.{layer}"
+GGUF_DELTA = (
+    rule(f"{_G}.attn_qkv.weight", f"{_L}.qkv"),
+    rule(f"{_G}.attn_gate.weight", f"{_L}.z"),
+    rule(f"{_G}.ssm_conv1d.weight", f"{_L}.conv"),
+    rule(f"{_G}.ssm_a", f"{_L}.rate"),
+    rule(f"{_G}.ssm_dt.bias", f"{_L}.dt_bias"),
+    rule(f"{_G}.ssm_norm.weight", f"{_L}.delta_norm"),
+    rule(f"{_G}.ssm_out.weight", f"{_L}.o"),
+)
 GGUF_NAMES = NameMap(
     (
         *GGUF_BODY,
         *GGUF_ATTENTION,
         *GGUF_MOE,
-        rule(f"{_G}.attn_qkv.weight", f"{_L}.qkv"),
-        rule(f"{_G}.attn_gate.weight", f"{_L}.z"),
+        *GGUF_DELTA,
         rule(f"{_G}.ssm_beta.weight", f"{_L}.b"),
         rule(f"{_G}.ssm_alpha.weight", f"{_L}.a"),
-        rule(f"{_G}.ssm_conv1d.weight", f"{_L}.conv"),
-        rule(f"{_G}.ssm_a", f"{_L}.rate"),
-        rule(f"{_G}.ssm_dt.bias", f"{_L}.dt_bias"),
-        rule(f"{_G}.ssm_norm.weight", f"{_L}.delta_norm"),
-        rule(f"{_G}.ssm_out.weight", f"{_L}.o"),
         *GGUF_SHARED,
     ),
 )
 _KINDS = ("linear_attention", "full_attention")
 
 
-def spec_from(fields: Fields) -> ModelSpec:
-    """From the text config as published."""
+def mixers_of(fields: Fields, **more: bool) -> list[Mixer]:
+    """Of each layer: Gated DeltaNet, about which `more` is known, or gated attention."""
     count = layers_of(fields)
     every = fields.count("full_attention_interval", 4)
     kinds = fields.words("layer_types", count, _KINDS) or [
@@ -94,7 +101,13 @@ def spec_from(fields: Fields) -> ModelSpec:
         kernel=fields.count("linear_conv_kernel_dim", low=2),
         tiled=fields.flag("value_heads_tiled", default=False),
         rate=fields.flag("decay_as_rate", default=False),
+        **more,
     )
+    return [delta if kind == _KINDS[0] else attention for kind in kinds]
+
+
+def spec_from(fields: Fields) -> ModelSpec:
+    """From the text config as published."""
     moe = Moe(
         experts=experts_of(fields),
         width=fields.count("moe_intermediate_size"),
@@ -102,6 +115,6 @@ def spec_from(fields: Fields) -> ModelSpec:
         activation=fields.activation(),
         shared=SharedExpert(fields.count("shared_expert_intermediate_size"), gated=True),
     )
-    layers = [LayerSpec(delta if kind == _KINDS[0] else attention, moe) for kind in kinds]
+    layers = [LayerSpec(mixer, moe) for mixer in mixers_of(fields)]
     plus_one = not fields.flag("norms_hold_one", default=False)
     return model_of(fields, "qwen3_5_moe", layers, norm_plus_one=plus_one)

@@ -1,4 +1,4 @@
-"""Gates and limits on the native pool."""
+"""Gates, limits and order on the native pool."""
 
 from __future__ import annotations
 
@@ -53,6 +53,22 @@ class NativeDecay:
             y_TH.data_ptr(),
         )
         return y_TH
+
+
+class NativeArrange:
+    """x is dense."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._run = pool.arrange
+
+    def __call__(self, x_TN: Tensor, order_M: Tensor) -> Tensor:
+        assert x_TN.is_contiguous()
+        assert order_M.dtype == torch.int32
+        tokens, columns = x_TN.shape[0], order_M.shape[0]
+        y_TM = torch.empty(tokens, columns)
+        x, y = x_TN.data_ptr(), y_TM.data_ptr()
+        self._run(x, tokens, x_TN.shape[1], order_M.data_ptr(), columns, y)
+        return y_TM
 
 
 class NativeClamp:

@@ -1,4 +1,6 @@
-"""Elementwise gates and limits in plain PyTorch: the meaning of the ops. Float64, rounded once."""
+"""Elementwise gates, limits and order in plain PyTorch: the meaning of the ops. Float64, rounded
+once.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +21,11 @@ def gate(x: Tensor, gate: Tensor) -> None:
 def clamp(x: Tensor, limit: float) -> None:
     """Into [-limit, limit], in place."""
     x.clamp_(-limit, limit)
+
+
+def arrange(x_TN: Tensor, order_M: Tensor) -> Tensor:
+    """y[:, i] = x[:, order[i]]."""
+    return x_TN[:, order_M.long()]
 
 
 def decay_rate(a_log_H: Tensor) -> Tensor:
