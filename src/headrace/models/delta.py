@@ -70,14 +70,14 @@ def _order(spec: DeltaRule) -> Tensor:
     heads, each = spec.key_heads, spec.value_heads // spec.key_heads
     key, value = spec.key_dim, each * spec.value_dim
 
-    def by_head(*widths: int) -> list[Tensor]:
-        group = torch.arange(heads * sum(widths)).view(heads, -1)
-        return [part.flatten() for part in group.split(widths, 1)]
+    def order(widths: list[int], *, by_head: bool) -> list[Tensor]:
+        """Of parts of such widths a head."""
+        if not by_head:
+            return [*torch.split(torch.arange(heads * sum(widths)), [heads * w for w in widths])]
+        groups = torch.arange(heads * sum(widths)).view(heads, -1)
+        return [part.flatten() for part in torch.split(groups, widths, dim=1)]
 
-    def whole(*widths: int) -> list[Tensor]:
-        return [*torch.arange(heads * sum(widths)).split([heads * width for width in widths])]
-
-    qkvz = (by_head if spec.qkvz_by_head else whole)(key, key, value, value)
-    ba = (by_head if spec.ba_by_head else whole)(each, each)
+    qkvz = order([key, key, value, value], by_head=spec.qkvz_by_head)
+    ba = order([each, each], by_head=spec.ba_by_head)
     begin = sum(len(part) for part in qkvz)
     return torch.cat([*qkvz, *(part + begin for part in ba)]).int()
