@@ -4,7 +4,7 @@ that they stand for, and the same bits wherever the rows lie and however they ca
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from engines import answers, load
 
 from headrace.engine.request import Request, Sampling
+from headrace.errors import CheckpointError
 from headrace.experts.arriving import Arriving
 from headrace.experts.placement import Prefill
 from headrace.models.source import open_model
@@ -113,13 +114,55 @@ def test_the_same_bits_in_every_placement(folder: Path, known: Any, way: str) ->
     check_same(folder, WAYS[way], known)
 
 
-def test_the_same_bits_as_a_folder_of_our_own(folder: Path, known: Any, tmp_path: Path) -> None:
-    made = ftw_folders.converted(folder, tmp_path / "made")
+@pytest.fixture(scope="module")
+def made(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ftw_folders.converted(folder, tmp_path_factory.mktemp("made") / "ftw")
+
+
+def test_the_same_bits_as_a_folder_of_our_own(folder: Path, known: Any, made: Path) -> None:
     assert verify_ftw(made) == []
     assert open_model(made).facts == open_model(folder).facts
     for way in ("hybrid", "on disk", "a device over disk"):
         check_same(made, WAYS[way], known)
     check_same(made, {}, known)
+
+
+BAD: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "a form that is none": (lambda e: e["rows"][2].__setitem__(3, 200), "expert 2: form 200"),
+    "a negative form": (lambda e: e["rows"][2].__setitem__(3, -1), "form = -1"),
+    "no form said": (lambda e: e["rows"][2].pop(), "checksum, form"),
+    "no forms": (lambda e: e.update(forms=[]), "0 forms"),
+    "very many forms": (lambda e: e.update(forms=e["forms"] * 200), "forms; expected 1 to 255"),
+    "forms by name": (lambda e: e.update(forms={"0": e["forms"][0]}), "forms is a JSON dict"),
+    "no row": (lambda e: e.update(forms=[*e["forms"], 7]), "a form is a JSON int"),
+    "a form without parts": (lambda e: e["forms"][1].pop("parts"), "parts is a JSON None"),
+    "a form of another size": (lambda e: e["forms"][1].update(row_bytes=4), "row_bytes 4"),
+    "a form swapped": (lambda e: e["forms"].reverse(), ""),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_an_index_whose_forms_are_wrong(made: Path, tmp_path: Path, case: str) -> None:
+    change, words = BAD[case]
+
+    def damage(table: dict[str, Any]) -> None:
+        layers = [layer for layer in table["experts"].values() if "forms" in layer]
+        if not layers:
+            pytest.skip("all rows of a layer are alike")
+        change(layers[0])
+
+    path = ftw_folders.changed(made, tmp_path / "bad", damage)
+    if words:
+        with pytest.raises(CheckpointError, match=words):
+            open_model(path)
+        return
+    faults: Sequence[object]
+    try:  # rows of other sizes where they lie: they overlap, or their checksums say so
+        open_model(path)
+        faults = verify_ftw(path)
+    except CheckpointError as error:
+        faults = [error]
+    assert faults
 
 
 def test_a_prompt_streams_them(folder: Path, known: Any) -> None:
