@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from scripted import scripted_server
 from serving import PlainRenderer, ScriptedClient
 
 from headrace.api import session as api_session
 from headrace.api.call import Call, RawPrompts
 from headrace.api.session import Session
-from headrace.chat.trial import TRIALS
+from headrace.chat import grammar
+from headrace.chat.trial import TRIALS, Trials
 from headrace.chat.types import ChatRequest, Message, OutputFormat, Tool, ToolChoice
 from headrace.engine.request import Sampling
 from headrace.errors import CapacityError
+
+sys.path.append(str(Path(__file__).parents[1] / "chat"))
+from families import FAMILIES, renderer_of
 
 USER = (Message("user", "q"),)
 JSON = OutputFormat("json_object")
@@ -107,3 +115,32 @@ def test_so_many_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
         (await session.open(asked(HELD[0]))).close()
 
     asyncio.run(crowd())
+
+
+def test_a_schema_of_endless_work_is_refused_in_each_dialect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = Trials(seconds=0.1)
+    monkeypatch.setattr(grammar, "_TRIALS", trials)
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 99_999_989}}}
+    named = {"name": "n", "schema": schema}
+    said = [{"role": "user", "content": "hi"}]
+    chat = {"messages": said, "response_format": {"type": "json_schema", "json_schema": named}}
+    responses = {"input": "hi", "text": {"format": {"type": "json_schema", **named}}}
+    output = {"format": {"type": "json_schema", "schema": schema}}
+    messages = {"messages": said, "max_tokens": 9, "output_config": output}
+    bodies = {"chat/completions": chat, "responses": responses, "messages": messages}
+    renderer = renderer_of(FAMILIES["hermes"])
+    with scripted_server(tmp_path, lambda _: "Hello.", renderer=renderer) as server:
+        for path, body in bodies.items():
+            for stream in (False, True):
+                asked = {**body, "stream": stream}
+                reply = httpx.post(f"{server.url}/v1/{path}", json=asked, timeout=60)
+                assert reply.status_code == 400, reply.text
+                error = reply.json()["error"]
+                assert error["type"] == "invalid_request_error"
+                assert "more than 0.1 s" in error["message"]
+        plain = httpx.post(f"{server.url}/v1/chat/completions", json={"messages": said}, timeout=60)
+        assert plain.status_code == 200
+    trials.close()
+    assert trials.started == 6
