@@ -220,6 +220,8 @@ def test_a_grammar_that_pieces_would_change_is_only_told(grammar, text, monkeypa
         r"start: /[\n\"a]{0,999}x/",
         "start: A0\n" + "".join(f"A{k}: A{k + 1} A{k + 1}\n" for k in range(40)) + 'A40: "\\n"',
         "start: " + "(" * 200 + '"\\n"' + ")" * 200,
+        "start: /" + r"\p{L}" * 101 + r"\n/",
+        "start: (" + " | ".join(f"/{k}[\\n'a]+x/" for k in range(161)) + ')+ "\\n"',
         "start: " + " | ".join(f'"\\n{k}" /[^a]+{k}/' for k in range(300)),
         "\n".join(
             ['start: r80 /.+/ "\\n"', 'r0: "a"', *(f"r{k + 1}: r{k} r{k}" for k in range(80))]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from headrace.chat.tools.lark_tree import Lark
 from headrace.chat.tools.regex_tree import ESCAPED, Choice, Leaf, Name, Node, Repeat, Seq
 
+MAX_TERMINALS = 160
 MAX_ROUNDS = 60  # until nothing changes: as many as rules lead into each other
 MAX_STEPS = 30_000  # of two terminals at once
 _IGNORED = "%ignored"
@@ -182,26 +183,45 @@ def keeps_texts(lark: Lark) -> bool:
     that changes nothing. Of a text that may be ignored and may be a terminal the original takes
     the former only.
     """
+    if len(lark.terminals) > MAX_TERMINALS:
+        raise TooLarge
     places = {name: places_of(node) for name, node in lark.terminals.items()}
     behind, first = followers(lark, places)
-    seen = {(a, b) for a in first for b in first}
-    waiting = list(seen)
+    begins = {name: _union(places[to].begins for to in behind[name]) for name in places}
+    together = _Together(places)
+    together.add(first, first)
     steps = 0
-    while waiting:
-        name, other = waiting.pop()
-        again = name if name == other in lark.ignored and places[name].is_run else None
-        next_ = _union(places[to].begins for to in behind[name] if to != again)
+    while together.waiting:
+        name, other = together.waiting.pop()
+        next_ = begins[name]
+        if name == other in lark.ignored and places[name].is_run:
+            next_ = _union(places[to].begins for to in behind[name] if to != name)
         looked = _Look(places[name], places[other], next_, MAX_STEPS - steps)
         steps += looked.steps
-        if looked.both and (name in lark.ignored) != (other in lark.ignored):
-            return False
         if looked.changes:
             return False
         if looked.both:
-            new = {(a, b) for a in behind[name] for b in behind[other]} - seen
-            seen |= new
-            waiting += new
+            if (name in lark.ignored) != (other in lark.ignored):
+                return False
+            together.add(behind[name], behind[other])
     return True
+
+
+class _Together:
+    """Pairs of terminals that may begin at one place; `waiting` are those not yet looked at."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.waiting: list[tuple[str, str]] = []
+        self._bits = {name: 1 << k for k, name in enumerate(names)}
+        self._seen = dict.fromkeys(self._bits, 0)
+
+    def add(self, some: Iterable[str], others: Iterable[str]) -> None:
+        mask = _union(self._bits[name] for name in others)
+        for name in some:
+            new = mask & ~self._seen[name]
+            self._seen[name] |= new
+            if new:
+                self.waiting += [(name, to) for to, bit in self._bits.items() if new & bit]
 
 
 class _Look:

@@ -19,6 +19,7 @@ from headrace.chat.tools.regex_tree import (
     Seq,
     bits,
     char_leaf,
+    check_named,
     choice,
     inner,
     refused,
@@ -111,6 +112,7 @@ def is_terminal(name: str) -> bool:
 def lark_tree(grammar: str, field: str) -> Lark:
     """Raises RequestError naming `field` for what is no grammar of that kind: attributes,
     priorities, `&` and `~`, rules too deep or too large, and mistakes."""
+    check_named(grammar, field)
     return _Reader(checked_lark(grammar, field), field).read()
 
 

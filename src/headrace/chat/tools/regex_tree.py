@@ -17,6 +17,7 @@ import llguidance
 from headrace.errors import RequestError
 
 MAX_DEPTH = 100  # of brackets
+MAX_NAMED = 100  # Unicode classes; the library needs some milliseconds for each
 # Sets of characters are bits: one for each of ASCII, and one for all others.
 HIGH = 1 << 128
 ALL = (HIGH << 1) - 1
@@ -154,6 +155,12 @@ def refused(what: str, field: str) -> RequestError:
     )
 
 
+def check_named(text: str, field: str) -> None:
+    """Raises RequestError naming `field` if it speaks of too many Unicode classes."""
+    if text.count(r"\p") + text.count(r"\P") > MAX_NAMED:
+        raise refused(f"more than {MAX_NAMED} Unicode classes", field)
+
+
 @dataclass(slots=True)
 class _Group:
     """What is open: its ways so far, and the flags that hold in it."""
@@ -171,6 +178,7 @@ def regex_tree(pattern: str, flags: str, field: str) -> Node:
     than i, m, s, u and U, bytes, and brackets nested too deep. Laziness means nothing."""
     if set(flags) - set("imsuU"):
         raise refused(f"the flags {flags}", field)
+    check_named(pattern, field)
     groups = [_Group("i" in flags, "s" in flags)]
     at, before = 0, ""
     while at < len(pattern):
