@@ -71,7 +71,7 @@ def test_all_in_ram_is_read_once(folder: Path, truth: Any) -> None:
 
 
 def test_a_file_cut_short_fails_the_request_and_not_the_engine(
-    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = built("qwen3_moe", tmp_path_factory)
     (file,) = folder.glob("*.safetensors")
@@ -87,6 +87,8 @@ def test_a_file_cut_short_fails_the_request_and_not_the_engine(
     assert [type(error) for error in errors] == [CheckpointError]
     assert "cannot be read" in str(errors[0])
     assert "file ended early" in str(errors[0])
+    assert "file ended early" in caplog.text
+    assert "Traceback" not in caplog.text
     file.write_bytes(whole)  # into the same file: it is open still
     assert answers(engine, REQUESTS) == truth
     placement_of(engine).tier.drop()

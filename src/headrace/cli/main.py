@@ -128,6 +128,11 @@ def _code(arguments: list[str]) -> int:
         if debugging():
             raise
         return _refused(error)
+    except MemoryError as error:
+        complain(
+            HeadraceError(str(error) or "out of memory", fix="free memory, or allow more of it")
+        )
+        return 1
     except Exception as error:  # ours: a user gets one line, and the traceback on request
         if debugging():
             raise

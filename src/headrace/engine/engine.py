@@ -263,7 +263,10 @@ class Engine:
             drawers = [self._drawers[span.request] for span in step.spans if span.sample]
             draws: list[Draw] = sample(logits.rows, drawers, logits.best) if drawers else []
         except Exception as error:  # any failure ends the requests of this step, not the engine
-            log.exception("a step of %d tokens failed", step.tokens)
+            known = isinstance(error, HeadraceError)  # who reads it needs no traceback
+            log.error(
+                "a step of %d tokens failed: %s", step.tokens, error, exc_info=not known and error
+            )
             if self._live is not None:
                 self._live.recorder.end_step(failed=True)
             return self._scheduler.fail((span.request for span in step.spans), _typed(error))

@@ -17,6 +17,7 @@ from headrace.errors import CheckpointError
 from headrace.files import check_regular
 
 MAX_HEADER_BYTES = 100 << 20
+MAX_DIMENSIONS = 8
 _BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
     "U16": 16, "I16": 16, "F16": 16, "BF16": 16,
@@ -86,7 +87,7 @@ def _torn(file: Path, found: str, expected: str) -> CheckpointError:
 
 
 def _entry(file: Path, name: str, value: Any, data_start: int) -> Entry:
-    where = f"holds a malformed entry for {name!r}"
+    where = f"holds a malformed entry for {name[:200]!r}"
     if not isinstance(value, dict):
         raise _torn(file, where, "dtype, shape and data_offsets")
     tag: Any = value.get("dtype")
@@ -94,16 +95,18 @@ def _entry(file: Path, name: str, value: Any, data_start: int) -> Entry:
     span: Any = value.get("data_offsets")
     if not isinstance(tag, str) or tag not in _BITS:
         raise _torn(file, f"{where}: dtype {tag!r}", "one of " + ", ".join(_BITS))
-    if not _naturals(shape):
-        raise _torn(file, f"{where}: shape {shape!r}", "a list of whole numbers")
+    if not _naturals(shape) or len(shape) > MAX_DIMENSIONS:
+        raise _torn(
+            file, f"{where}: shape {str(shape)[:80]}", f"up to {MAX_DIMENSIONS} whole numbers"
+        )
     if not _naturals(span) or len(span) != 2 or span[0] > span[1]:
-        raise _torn(file, f"{where}: data_offsets {span!r}", "[begin, end]")
+        raise _torn(file, f"{where}: data_offsets {str(span)[:80]}", "[begin, end]")
     bits = _BITS[tag]
     for n in shape:
         bits *= n
     nbytes = span[1] - span[0]
     if bits != 8 * nbytes:
-        raise _torn(file, f"{where}: {nbytes} bytes", f"{bits / 8:g} for {tag} {list(shape)}")
+        raise _torn(file, f"{where}: {nbytes} bytes", f"{-(-bits // 8)} for {tag} {list(shape)}")
     return Entry(tag, tuple(shape), data_start + span[0], nbytes)
 
 

@@ -287,12 +287,23 @@ def test_streams_that_are_closed_are_no_fault(tmp_path):
     assert RoutingTrace.load(trace).decode_steps  # nothing else was written into it
 
 
-def test_a_folder_that_is_none_is_told(monkeypatch, capfd):
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            NotADirectoryError(20, "Not a directory", "/a/profiles"),
+            "/a/profiles: Not a directory\n",
+        ),
+        (MemoryError("the system refused 12 bytes"), "the system refused 12 bytes\n"),
+        (MemoryError(), "out of memory\n"),
+    ],
+)
+def test_what_the_machine_refuses_is_no_fault_of_ours(error, said, monkeypatch, capfd):
     def refuse() -> None:
-        raise NotADirectoryError(20, "Not a directory", "/some/file/profiles")
+        raise error
 
     monkeypatch.setattr("headrace.cli.doctor.doctor", refuse)
     with pytest.raises(SystemExit) as end:
         main(["doctor"])
     assert end.value.code == 1
-    assert capfd.readouterr().err == "headrace: /some/file/profiles: Not a directory\n"
+    assert capfd.readouterr().err.startswith(f"headrace: {said}")

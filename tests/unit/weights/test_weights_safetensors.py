@@ -44,6 +44,16 @@ BAD: dict[str, tuple[object, bytes, str]] = {
     "deep": (b"[" * 100_000, b"", "not JSON"),
     "a list": ([1, 2], b"", "not an object"),
     "twice": (b'{"a": 1, "a": 2}', b"", "twice"),
+    "dimensions without end": (
+        {"a": {"dtype": "U8", "shape": [1 << 59] * 2000, "data_offsets": [0, 1]}},
+        b"1",
+        "expected up to 8 whole numbers",
+    ),
+    "a size beyond floats": (
+        {"a": {"dtype": "U8", "shape": [(1 << 60) - 1] * 8, "data_offsets": [0, 1]}},
+        b"1",
+        "malformed entry for 'a': 1 bytes",
+    ),
     "no table": ({"a": 3}, b"", "malformed entry for 'a'"),
     "unknown dtype": ({"a": {**GOOD, "dtype": "F33"}}, bytes(24), "dtype 'F33'"),
     "dtype a list": ({"a": {**GOOD, "dtype": ["F32"]}}, bytes(24), "dtype"),
