@@ -266,13 +266,16 @@ def read_cache_size(key: str, value: Any) -> CacheSize | None:
     return size
 
 
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+_UNITS = {
+    "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
+    "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40,
+}  # fmt: skip
 
 
 def _parse_int(text: str) -> int | None:
     """`4096`, `4GiB`, `1.5GiB`, `500MB`, `32k`: a count or bytes; None unless it is whole."""
     digits = text.strip().lower().removesuffix("b")
-    number = digits.rstrip("kmgi")
+    number = digits.rstrip("kmgti")
     unit = _UNITS.get(digits[len(number) :])
     if unit is None:
         return None

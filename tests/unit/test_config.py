@@ -149,6 +149,8 @@ def test_other_settings_stay() -> None:
         ("1.5GiB", 3 << 29),
         ("500MB", 500_000_000),
         ("2g", 2 * 10**9),
+        ("1.5TB", 15 * 10**11),
+        ("2TiB", 2 << 40),
         ("1e3", 1000),
         ("auto", None),
         ("none", None),

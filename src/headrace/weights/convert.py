@@ -77,6 +77,10 @@ def convert(
                 layout, journal.sums, source, write_side_files(checkpoint, target, side_files)
             )
             _publish(target, index)
+        except CapacityError:
+            if not journal.sums:  # nothing is lost, and the folder is free for something else
+                journal.remove()
+            raise
         except OSError as error:
             raise _failed(target, error) from error
         journal.remove()
