@@ -62,6 +62,7 @@ CpuFeatures probe() {
     CpuFeatures f;
     f.neon = true;
     f.dot_products = (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+    f.byte_matrices = f.dot_products && (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
     return f;
 }
 #else
@@ -86,6 +87,7 @@ std::vector<const KernelTable*> tables() {
 #elif defined(__aarch64__)
     found.push_back(&neon::table());
     if (cpu().dot_products) found.push_back(&neondot::table());
+    if (cpu().byte_matrices) found.push_back(&neonmm::table());
 #endif
     return found;
 }
@@ -113,7 +115,8 @@ std::vector<std::pair<std::string, bool>> cpu_feature_list() {
             {"avx512_bf16", f.avx512_bf16},
             {"amx_bf16", f.amx_bf16},
             {"neon", f.neon},
-            {"asimddp", f.dot_products}};
+            {"asimddp", f.dot_products},
+            {"i8mm", f.byte_matrices}};
 }
 
 std::vector<std::string> isas() {
@@ -126,7 +129,7 @@ const KernelTable& kernels_up_to(const std::string& cap) {
     const auto found = tables();
     if (cap.empty()) return *found.back();
 #if defined(__aarch64__)
-    const std::vector<std::string> known{"scalar", "neon", "neondot"};
+    const std::vector<std::string> known{"scalar", "neon", "neondot", "neonmm"};
 #else
     const std::vector<std::string> known{"scalar", "avx2", "avxvnni", "avx512", "amx"};
 #endif

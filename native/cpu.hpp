@@ -17,7 +17,8 @@ struct CpuFeatures {
     bool avx512_bf16 = false;  // and VNNI
     bool amx_bf16 = false;     // the kernel has granted the tile registers too
     bool neon = false;
-    bool dot_products = false;  // of Arm: SDOT
+    bool dot_products = false;   // of Arm: SDOT
+    bool byte_matrices = false;  // SMMLA
 };
 
 const CpuFeatures& cpu();

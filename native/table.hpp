@@ -149,5 +149,8 @@ const KernelTable& table();
 namespace neondot {
 const KernelTable& table();
 }
+namespace neonmm {
+const KernelTable& table();
+}
 
 }  // namespace headrace

@@ -1,4 +1,5 @@
-// Integer products on Arm: signed bytes, four to a lane of 32 bits (SDOT where there is one).
+// Integer products on Arm: signed bytes, four to a lane of 32 bits (SDOT where there is one), and
+// in panels eight (SMMLA).
 //
 // The other half of products_x86.inl. Activations lie as bytes h and l of q = 256 h + l: of each
 // group of 32 columns 32 h, then 32 l; of kFoursInput even columns come before odd ones.
@@ -94,6 +95,43 @@ HEADRACE_INLINE V32 scale_places(int a, int b) {
     return both16(a, -1, -1, -1, a, -1, -1, -1, b, -1, -1, -1, b, -1, -1, -1);
 }
 
+inline constexpr int kStripVectors = 4, kStripTokens = 2;
+using PanelCode = std::int8_t;
+
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+// Sums of a panel's rows, of which a step has eight columns: h and l of two rows are a vector.
+struct Ints {
+    V32 of;
+    static Ints zero() { return {no_bits()}; }
+    static V32 load(const std::int8_t* p) { return load32(p); }
+    static V16 columns(const std::int16_t* p) {
+        const auto* h = reinterpret_cast<const std::uint8_t*>(p);
+        return vcombine_u8(vld1_u8(h), vld1_u8(h + 32));
+    }
+    Ints add(V32 w, V16 x) const {
+        return {{bits(vmmlaq_s32(s32(of.low), s8(w.low), s8(x))),
+                 bits(vmmlaq_s32(s32(of.high), s8(w.high), s8(x)))}};
+    }
+    F32 floats() const {
+        const int32x4_t h = vuzp1q_s32(s32(of.low), s32(of.high));
+        const int32x4_t l = vuzp2q_s32(s32(of.low), s32(of.high));
+        return {vcvtq_f32_s32(vaddq_s32(vshlq_n_s32(h, 8), l))};
+    }
+};
+inline constexpr int kPanelSteps = 4, kStepColumns = 8;  // of a group
+
+// Eight rows of 32 columns.
+template <int kStep>
+inline void put_eight_rows(const V32 (&r)[8], PanelCode (*to)[kStep], int row) {
+    for (int i = 0; i < 8; ++i) {
+        PanelCode* at = to[0] + (row + i) * 8;
+        store_low8(at, r[i].low);
+        store_low8(at + kStep, zip64_high(r[i].low, r[i].low));
+        store_low8(at + 2 * kStep, r[i].high);
+        store_low8(at + 3 * kStep, zip64_high(r[i].high, r[i].high));
+    }
+}
+#else
 // Sums of a panel's rows, of which a step has four columns.
 struct Ints {
     struct Columns {
@@ -110,25 +148,7 @@ struct Ints {
     F32 floats() const { return {vcvtq_f32_s32(vaddq_s32(vshlq_n_s32(s32(h), 8), s32(l)))}; }
 };
 
-inline constexpr int kStripVectors = 4, kStripTokens = 2;
-using PanelCode = std::int8_t;
 inline constexpr int kPanelSteps = 8, kStepColumns = 4;  // of a group
-
-// Where the activations of a group have a step's columns: the first four steps are of the first 16
-// columns.
-template <Input kInput>
-struct StepOrder {
-    static constexpr bool kFours = kInput == kFoursInput;
-    static constexpr int first(int g) { return g * 32; }
-    static constexpr int place(int step) {
-        return kFours ? (step / 2 % 2 * 4 + step / 4 * 2 + step % 2) * 2 : step * 2;
-    }
-    // 32 columns as the steps of a panel.
-    static HEADRACE_INLINE V32 in_steps(V32 codes) {
-        if constexpr (!kFours) return codes;
-        return lookup(codes, both16(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
-    }
-};
 
 // Four columns of four rows next to each other.
 HEADRACE_INLINE void put_four_rows(V16 a, V16 b, V16 c, V16 d, PanelCode* to, std::size_t step) {
@@ -150,5 +170,25 @@ inline void put_eight_rows(const V32 (&r)[8], PanelCode (*to)[kStep], int row) {
                       kStep);
     }
 }
+#endif
+
+// Where the activations of a group have a step's columns: the first half of the steps is of the
+// first 16 columns, and of kFoursInput every other half of that of even columns.
+template <Input kInput>
+struct StepOrder {
+    static constexpr bool kFours = kInput == kFoursInput;
+    static constexpr int first(int g) { return g * 32; }
+    static constexpr int place(int step) {
+        constexpr int kHalf = kPanelSteps / 2, kQuarter = kHalf / 2;
+        const int odd = step / kQuarter % 2, half = step / kHalf;
+        const int at = kFours ? odd * kHalf + half * kQuarter + step % kQuarter : step;
+        return at * kStepColumns / 2;
+    }
+    // 32 columns as the steps of a panel.
+    static HEADRACE_INLINE V32 in_steps(V32 codes) {
+        if constexpr (!kFours) return codes;
+        return lookup(codes, both16(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+    }
+};
 
 }  // namespace headrace::HEADRACE_ISA

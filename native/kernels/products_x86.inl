@@ -129,20 +129,12 @@ struct LaneSums {
 // sum + (c x + c1 x1) scale: codes of at most five bits, so that sums of eight products
 // fit 16.
 HEADRACE_INLINE V32 add_scaled_pair(V32 sum, V32 c, V32 x, V32 c1, V32 x1, V32 scale) {
-#if defined(HEADRACE_VNNI)
-    return add_pairs(sum, add_fours(add_fours(no_bits(), c, x), c1, x1), scale);
-#else
     const V32 twos = add16(_mm256_maddubs_epi16(c, x), _mm256_maddubs_epi16(c1, x1));
     return add_pairs(sum, twos, scale);
-#endif
 }
 // Where its scale comes from, byte a for eight columns and b for the next.
 HEADRACE_INLINE V32 scale_places(int a, int b) {
-#if defined(HEADRACE_VNNI)
-    return both16(a, -1, -1, -1, a, -1, -1, -1, b, -1, -1, -1, b, -1, -1, -1);
-#else
     return both16(a, -1, a, -1, a, -1, a, -1, b, -1, b, -1, b, -1, b, -1);
-#endif
 }
 
 // Keeps a sum in its register and its order: GCC would make trees of unrolled integer sums, and

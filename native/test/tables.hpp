@@ -35,6 +35,7 @@ inline std::vector<const KernelTable*> tables_to_test(bool matrices) {
 #elif defined(__aarch64__)
     tables.push_back(&neon::table());
     if (cpu().dot_products) tables.push_back(&neondot::table());
+    if (cpu().byte_matrices) tables.push_back(&neonmm::table());
 #endif
     (void)matrices;
     return tables;
@@ -49,6 +50,7 @@ inline std::vector<std::pair<const KernelTable*, const KernelTable*>> tables_of_
     if (any || cpu().avx512_vnni) pairs.emplace_back(&avx512::table(), &avx512vnni::table());
 #elif defined(__aarch64__)
     if (cpu().dot_products) pairs.emplace_back(&neon::table(), &neondot::table());
+    if (cpu().byte_matrices) pairs.emplace_back(&neon::table(), &neonmm::table());
 #endif
     return pairs;
 }

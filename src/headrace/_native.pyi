@@ -16,7 +16,7 @@ def cpu_features() -> dict[str, bool]:
 
 def isas() -> list[str]:
     """Kernel sets that this machine can run, slowest first: scalar, avx2, avxvnni, avx512, amx,
-    or scalar, neon, neondot."""
+    or scalar, neon, neondot, neonmm."""
 
 def tile_nbytes(format: int, columns: int) -> int:
     """Bytes of a tile. ValueError for a format or columns that cannot be."""
