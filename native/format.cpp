@@ -14,8 +14,12 @@ GgmlBlock ggml_block(int kind) {
         case kQ4_0:
         case kIQ4_NL:
             return {32, 18};
+        case kQ4_1:
+            return {32, 20};
         case kQ5_0:
             return {32, 22};
+        case kQ5_1:
+            return {32, 24};
         case kQ8_0:
             return {32, 34};
         case kQ2_K:

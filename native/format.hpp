@@ -35,13 +35,17 @@ enum Format : int {
     kGgmlMXFP4,
     kInt4F16Ordered,  // tile of 64 rows: uint16 per column, which it is; then rows of kInt4F16
     kInt4BF16Ordered,
+    kQ4_1,  // ggml's own again
+    kQ5_1,
     kFormats
 };
 
 inline constexpr int kind_of(int format) { return format & 0xff; }
 inline constexpr int group_of(int format) { return (format >> 8) & 0xffff; }
 inline constexpr bool has_zeros(int format) { return ((format >> 24) & 1) != 0; }
-inline constexpr bool is_ordered(int format) { return kind_of(format) >= kInt4F16Ordered; }
+inline constexpr bool is_ordered(int format) {
+    return kind_of(format) == kInt4F16Ordered || kind_of(format) == kInt4BF16Ordered;
+}
 inline constexpr int kOrderedRows = 64, kMostOrdered = 1 << 16;  // of a tile; columns
 inline constexpr int tile_rows(int format) {
     return kind_of(format) == kFP8Block ? 8 : is_ordered(format) ? kOrderedRows : 1;

@@ -36,6 +36,31 @@ inline void unpack_q5_0(const Tiles& t, int row, float* to) {
     });
 }
 
+inline void unpack_q4_1(const Tiles& t, int row, float* to) {
+    each_block<32, 20>(t, row, to, [](const std::byte* b, float* y) {
+        const float d = half_at(b), least = half_at(b + 2);
+        for (int i = 0; i < 16; ++i) {
+            const int q = byte_at(b, 4 + i);
+            y[i] = static_cast<float>(q & 15) * d + least;
+            y[i + 16] = static_cast<float>(q >> 4) * d + least;
+        }
+    });
+}
+
+inline void unpack_q5_1(const Tiles& t, int row, float* to) {
+    each_block<32, 24>(t, row, to, [](const std::byte* b, float* y) {
+        const float d = half_at(b), least = half_at(b + 2);
+        const auto high = load_as<std::uint32_t>(b + 4);
+        for (int i = 0; i < 16; ++i) {
+            const int q = byte_at(b, 8 + i);
+            const int low_bit = static_cast<int>(high >> i & 1u) << 4;
+            const int high_bit = static_cast<int>(high >> (i + 16) & 1u) << 4;
+            y[i] = static_cast<float>((q & 15) | low_bit) * d + least;
+            y[i + 16] = static_cast<float>((q >> 4) | high_bit) * d + least;
+        }
+    });
+}
+
 inline void unpack_q8_0(const Tiles& t, int row, float* to) {
     each_block<32, 34>(t, row, to, [](const std::byte* b, float* y) {
         const float d = half_at(b);

@@ -27,6 +27,8 @@ inline void put_plain_formats(KernelTable& t) {
     put_unpacked<unpack_int4<true>>(t, kInt4BF16);
     put_unpacked<unpack_q4_0>(t, kQ4_0);
     put_unpacked<unpack_q5_0>(t, kQ5_0);
+    put_unpacked<unpack_q4_1>(t, kQ4_1);
+    put_unpacked<unpack_q5_1>(t, kQ5_1);
     put_unpacked<unpack_q8_0>(t, kQ8_0);
     put_unpacked<unpack_q2_k>(t, kQ2_K);
     put_unpacked<unpack_q3_k>(t, kQ3_K);

@@ -36,7 +36,7 @@ std::vector<Kind> kinds() {
                           {with_group(kInt4F16Ordered, 32, true), {32, 96}},
                           {with_group(kInt4BF16Ordered, 128), {128, 640}},
                           {with_group(kInt4F16Ordered, 16), {16, 48}}};
-    for (const int kind : {kQ4_0, kQ5_0, kQ8_0, kIQ4_NL, kGgmlMXFP4})
+    for (const int kind : {kQ4_0, kQ5_0, kQ8_0, kIQ4_NL, kGgmlMXFP4, kQ4_1, kQ5_1})
         all.push_back({kind, {32, 96, 256, 544}});
     for (const int kind : {kQ2_K, kQ3_K, kQ4_K, kQ5_K, kQ6_K, kIQ4_XS})
         all.push_back({kind, {256, 768}});

@@ -128,6 +128,8 @@ GGML = (
     _ggml("iq4_nl", "IQ4_NL", 18, 32, 18),
     _ggml("iq4_xs", "IQ4_XS", 19, 256, 136),
     _ggml("mxfp4-ggml", "MXFP4", 20, 32, 17),
+    _ggml("q4_1", "Q4_1", 23, 32, 20),  # 21 and 22 are ordered ones
+    _ggml("q5_1", "Q5_1", 24, 32, 24),
 )
 
 BY_TAG = {f.tag: f for f in (*FLOATS, *GGML)}

@@ -49,6 +49,15 @@ def _q5_0(b: Array) -> Array:
     return ((_split(b[:, 6:]) | fifth).astype(np.float32) - 16) * _half(b, 0)
 
 
+def _q4_1(b: Array) -> Array:
+    return _split(b[:, 4:]) * _half(b, 0) + _half(b, 2)
+
+
+def _q5_1(b: Array) -> Array:
+    fifth = np.unpackbits(b[:, 4:8], axis=1, bitorder="little") << 4
+    return (_split(b[:, 8:]) | fifth) * _half(b, 0) + _half(b, 2)
+
+
 def _q8_0(b: Array) -> Array:
     return raw(b[:, 2:]).view(np.int8).astype(np.float32) * _half(b, 0)
 
@@ -121,6 +130,8 @@ def _mxfp4(b: Array) -> Array:
 _DECODE: dict[str, Callable[[Array], Array]] = {
     "Q4_0": _q4_0,
     "Q5_0": _q5_0,
+    "Q4_1": _q4_1,
+    "Q5_1": _q5_1,
     "Q8_0": _q8_0,
     "Q2_K": _q2_k,
     "Q3_K": _q3_k,

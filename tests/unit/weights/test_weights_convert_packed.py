@@ -111,6 +111,25 @@ def test_gguf_whose_layers_differ(tmp_path: Path, kind: str) -> None:
             assert torch.equal(scores(path, **keys), expected)
 
 
+def test_gguf_whose_experts_have_no_whole_blocks_of_256(tmp_path: Path) -> None:
+    """As Q5_K_M has them where an expert is 1408 wide: down falls back to types of 32 columns."""
+    folder = built(
+        tmp_path / "source", "qwen3_moe",
+        hidden_size=256, moe_intermediate_size=96, num_attention_heads=4, head_dim=64,
+    )  # fmt: skip
+    types = gguf.GGMLQuantizationType
+    few = gguf_files.matrices(types.Q5_K)
+
+    def kinds(name: str, values: gguf_files.Array) -> gguf.GGMLQuantizationType:
+        down = types.Q8_0 if name.startswith("blk.0.") else types.Q5_1
+        more = types.Q4_1 if "attn_q" in name else few(name, values)
+        return down if "ffn_down" in name else more
+
+    gguf_files.write_gguf(folder, tmp_path / "q.gguf", kinds)
+    words = {"F32", "Q5_K", "Q5_1", "Q8_0", "Q4_1"}
+    assert same(tmp_path / "q.gguf", tmp_path / "made") == words
+
+
 def test_fp8_in_blocks(tmp_path: Path) -> None:
     """Eight rows a tile, the last one of each matrix not full."""
     folder = built(tmp_path / "source", "mixtral", hidden_size=144, intermediate_size=150)
