@@ -31,8 +31,10 @@ void clamp(Pool& pool, Address x, std::int64_t tokens, std::int64_t width,
 
 void arrange(Pool& pool, Address x, std::int64_t tokens, std::int64_t token_stride, Address order,
              std::int64_t columns, Address y) {
-    make(pool, headrace::arrange,
-         {at<float>(x), tokens, token_stride, at<std::int32_t>(order), columns, at<float>(y)});
+    const headrace::Arrange c{at<float>(x), tokens,      token_stride, at<std::int32_t>(order),
+                              columns,      at<float>(y)};
+    check_order(c);  // once: a step that is replayed has the same
+    make(pool, headrace::arrange, c);
 }
 
 void lookup(Pool& pool, Address table, int format, std::int64_t rows, std::int64_t width,

@@ -46,10 +46,13 @@ void clamp(Pool& pool, const Clamp& c) {
     });
 }
 
-void arrange(Pool& pool, const Arrange& c) {
+void check_order(const Arrange& c) {
     require(std::all_of(c.order, c.order + c.columns,
                         [&](std::int32_t i) { return i >= 0 && i < c.token_stride; }),
             "an order of other columns than " + number(c.token_stride), "columns that there are");
+}
+
+void arrange(Pool& pool, const Arrange& c) {
     const Pool::Busy busy(pool);
     split(pool, c.tokens, c.columns, [&](std::int64_t first, std::int64_t last, int) {
         for (std::int64_t t = first; t < last; ++t)

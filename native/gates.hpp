@@ -55,6 +55,8 @@ struct Arrange {
 void gate(Pool& pool, const Gate& c);
 void decay(Pool& pool, const Decay& c);
 void clamp(Pool& pool, const Clamp& c);
-void arrange(Pool& pool, const Arrange& c);  // throws std::invalid_argument for a column of none
+void arrange(Pool& pool, const Arrange& c);
+// Throws std::invalid_argument for a column that x has not.
+void check_order(const Arrange& c);
 
 }  // namespace headrace

@@ -15,10 +15,10 @@ from headrace._native import RowSpans
 from headrace.formats.packed import Packed, Weight, bytes_of
 from headrace.ops.rows import Part, spread
 from headrace.ops.table import ExpertRows
+from headrace.weights.ftw_index import MOST_FORMS
 
 ALIGN = 256  # of a slot
 SPAN_ALIGN = 64
-MOST_FORMS = 255  # in a layer
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace.errors import CheckpointError
 from headrace.models.families import (
+    balanced,
     dots1,
     ernie4_5_moe,
     exaone_moe,
@@ -23,6 +24,7 @@ from headrace.models.families import (
     qwen3_next,
     solar_open,
 )
+from headrace.models.families.gguf import GGUF_NAMES
 from headrace.models.fields import Fields
 from headrace.models.spec import ModelSpec
 from headrace.weights.checkpoint import GGUF, PUBLISHED, Checkpoint
@@ -45,21 +47,21 @@ def _family(
 
 
 FAMILIES: Mapping[str, Family] = {
-    "dots1": _family(dots1.spec_from, dots1.NAMES, dots1.GGUF_NAMES),
+    "dots1": _family(dots1.spec_from, balanced.NAMES, GGUF_NAMES),
     "ernie4_5_moe": _family(ernie4_5_moe.spec_from, ernie4_5_moe.NAMES),
     "exaone_moe": _family(exaone_moe.spec_from, exaone_moe.NAMES),
-    "glm4_moe": _family(glm4_moe.spec_from, glm4_moe.NAMES, glm4_moe.GGUF_NAMES),
+    "glm4_moe": _family(glm4_moe.spec_from, balanced.NAMES, GGUF_NAMES),
     "gpt_oss": _family(gpt_oss.spec_from, gpt_oss.NAMES, gpt_oss.GGUF_NAMES),
     "hy_v3": _family(hy_v3.spec_from, hy_v3.NAMES),
-    "minimax_m2": _family(minimax_m2.spec_from, minimax_m2.NAMES, minimax_m2.GGUF_NAMES),
+    "minimax_m2": _family(minimax_m2.spec_from, minimax_m2.NAMES, GGUF_NAMES),
     "mixtral": _family(mixtral.spec_from, mixtral.NAMES, mixtral.GGUF_NAMES),
-    "olmoe": _family(olmoe.spec_from, olmoe.NAMES, olmoe.GGUF_NAMES),
-    "qwen2_moe": _family(qwen2_moe.spec_from, qwen2_moe.NAMES, qwen2_moe.GGUF_NAMES),
+    "olmoe": _family(olmoe.spec_from, olmoe.NAMES, GGUF_NAMES),
+    "qwen2_moe": _family(qwen2_moe.spec_from, qwen2_moe.NAMES, GGUF_NAMES),
     "qwen3_5_moe": _family(qwen3_5_moe.spec_from, qwen3_5_moe.NAMES, qwen3_5_moe.GGUF_NAMES),
     "qwen3_5_moe_text": _family(qwen3_5_moe.spec_from, qwen3_5_moe.NAMES, qwen3_5_moe.GGUF_NAMES),
-    "qwen3_moe": _family(qwen3_moe.spec_from, qwen3_moe.NAMES, qwen3_moe.GGUF_NAMES),
+    "qwen3_moe": _family(qwen3_moe.spec_from, qwen3_moe.NAMES, GGUF_NAMES),
     "qwen3_next": _family(qwen3_next.spec_from, qwen3_next.NAMES, qwen3_next.GGUF_NAMES),
-    "solar_open": _family(solar_open.spec_from, solar_open.NAMES),
+    "solar_open": _family(solar_open.spec_from, balanced.NAMES),
 }
 
 

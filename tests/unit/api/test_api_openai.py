@@ -302,11 +302,17 @@ def test_an_api_key_is_asked_of_everyone_but_health(start):
     assert httpx.get(server.url + "/metrics", headers={"x-api-key": "sesame"}).status_code == 200
 
 
-def test_a_stop_ends_running_answers_and_refuses_new_ones(start):
-    server = start(script=Script("x", pace_s=0.01, forever=True), grace_s=0.2)
+def begun(server):
+    """An answer of which something has come."""
     stream = client_of(server).chat.completions.create(model="t", messages=HI, stream=True)
     next(stream)
     next(stream)
+    return stream
+
+
+def test_a_stop_ends_running_answers_and_refuses_new_ones(start):
+    server = start(script=Script("x", pace_s=0.01, forever=True), grace_s=0.2)
+    stream = begun(server)
     server.stop()
     with pytest.raises(openai.APIError, match="stopping"):
         list(stream)
@@ -316,9 +322,7 @@ def test_a_stop_ends_running_answers_and_refuses_new_ones(start):
 
 def test_a_second_stop_ends_the_grace_and_says_so_to_its_clients(start):
     server = start(script=Script("x", pace_s=0.01, forever=True), grace_s=600)
-    stream = client_of(server).chat.completions.create(model="t", messages=HI, stream=True)
-    next(stream)
-    next(stream)
+    stream = begun(server)
     server.hasten()
     with pytest.raises(openai.APIError, match="stopping"):
         list(stream)

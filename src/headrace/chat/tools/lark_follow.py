@@ -171,9 +171,9 @@ def _follow(node: Node, after: set[str], begins: Begins, behind: dict[str, set[s
                 after = after | first if empty else first
 
 
-def keeps_texts(lark: Lark) -> bool:
+def keeps_texts(lark: Lark, places: Mapping[str, Places]) -> bool:
     """Whether the grammar of pieces accepts the same texts as `lark`, but for what is ignored at
-    the very end. Raises TooLarge.
+    the very end. `places`: of each terminal. Raises TooLarge.
 
     A piece ends at each escape, and with it a terminal that might go on there; if what may stand
     behind such a terminal could go on likewise, both were followed, where the original goes on. So
@@ -185,7 +185,6 @@ def keeps_texts(lark: Lark) -> bool:
     """
     if len(lark.terminals) > MAX_TERMINALS:
         raise TooLarge
-    places = {name: places_of(node) for name, node in lark.terminals.items()}
     behind, first = followers(lark, places)
     begins = {name: _union(places[to].begins for to in behind[name]) for name in places}
     together = _Together(places)

@@ -6,10 +6,10 @@ The text they accept is what `json.dumps` writes of the original's, without the 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from headrace.chat.depth import MAX_CHAIN, rules_depth
-from headrace.chat.tools.lark_follow import TooLarge, keeps_texts, places_of
+from headrace.chat.tools.lark_follow import Places, TooLarge, keeps_texts, places_of
 from headrace.chat.tools.lark_pieces import TooManyPieces, pieces
 from headrace.chat.tools.lark_tree import Lark, checked_lark, lark_tree
 from headrace.chat.tools.regex_text import counts, in_json
@@ -42,9 +42,10 @@ def lark_in_json(grammar: str, field: str) -> str | None:
         trees = lark.terminals.values()
         if not any(leaf.escaped for tree in trees for leaf in leaves(tree)):
             return grammar
-        if _is_whole(lark):
+        places = {name: places_of(tree) for name, tree in lark.terminals.items()}
+        if _is_whole(places.values()):
             return "\n".join(_whole(lark))
-        if not keeps_texts(lark):
+        if not keeps_texts(lark, places):
             return None
         made = "\n".join(_cut(lark))
     except (RequestError, TooLarge, TooManyPieces):
@@ -52,10 +53,9 @@ def lark_in_json(grammar: str, field: str) -> str | None:
     return made if rules_depth(made) <= MAX_CHAIN else None
 
 
-def _is_whole(lark: Lark) -> bool:
+def _is_whole(terminals: Iterable[Places]) -> bool:
     first = later = 0
-    for tree in lark.terminals.values():
-        places = places_of(tree)
+    for places in terminals:
         first |= places.begins
         for after in places.after:
             for k in after:

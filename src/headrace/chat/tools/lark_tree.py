@@ -110,10 +110,11 @@ def is_terminal(name: str) -> bool:
 
 
 def lark_tree(grammar: str, field: str) -> Lark:
-    """Raises RequestError naming `field` for what is no grammar of that kind: attributes,
-    priorities, `&` and `~`, rules too deep or too large, and mistakes."""
+    """Of a grammar that `checked_lark` lets pass. Raises RequestError naming `field` for what is no
+    grammar of that kind: attributes, priorities, `&` and `~`, rules too deep or too large, and
+    mistakes."""
     check_named(grammar, field)
-    return _Reader(checked_lark(grammar, field), field).read()
+    return _Reader(grammar, field).read()
 
 
 def names(node: Node) -> set[str]:

@@ -4,33 +4,42 @@ shared experts beside the routed ones, and dense layers before those with expert
 
 from __future__ import annotations
 
-from headrace.models.families.common import layers_of, per_expert
+from headrace.models.families.common import (
+    ATTENTION,
+    BODY,
+    FFN,
+    KINDS,
+    QK_NORM,
+    layers_of,
+    per_expert,
+)
 from headrace.models.fields import Fields
 from headrace.models.spec import Dense, Ffn, Moe, SharedExpert
 from headrace.ops.table import Router, Score
-from headrace.weights.names import Rule, rule
+from headrace.weights.names import NameMap, Rule, rule
 
 _L = "layers.{layer}"
-_KINDS = ("gate", "up", "down")
 EPS = 1e-20  # added to the sum by which weights are divided
 DENSE, SPARSE = "dense", "sparse"
 
 
 def experts_named(
-    stem: str = "mlp",
     *,
     router: str = "gate.weight",
     bias: str | None = "gate.e_score_correction_bias",
     shared: str = "shared_experts",
 ) -> tuple[Rule, ...]:
-    """The tensors of a layer's experts, under `layers.N.{stem}.`."""
-    at = f"{_L}.{stem}"
+    """The tensors of a layer's experts, under `layers.N.mlp.`."""
+    at = f"{_L}.mlp"
     return (
-        *per_expert(f"{at}.experts.{{expert}}", *(f"{n}_proj" for n in _KINDS)),
-        *(rule(f"{at}.{shared}.{n}_proj.weight", f"{_L}.shared.{n}") for n in _KINDS),
+        *per_expert(f"{at}.experts.{{expert}}", *(f"{n}_proj" for n in KINDS)),
+        *(rule(f"{at}.{shared}.{n}_proj.weight", f"{_L}.shared.{n}") for n in KINDS),
         rule(f"{at}.{router}", f"{_L}.router"),
         *([] if bias is None else [rule(f"{at}.{bias}", f"{_L}.correction_bias")]),
     )
+
+
+NAMES = NameMap((*BODY, *ATTENTION, *QK_NORM, *FFN, *experts_named()), prefixes=("model.",))
 
 
 def moe_of(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from headrace.models.fields import Fields
@@ -11,8 +11,8 @@ from headrace.weights.names import Rule, rule
 
 MOST_CONTEXT = 1 << 24  # tokens: the longest published are 10 million
 _L = "layers.{layer}"
-_KINDS = ("gate", "up", "down")
-_PARTS = (("weight", ""), ("bias", ".bias"))
+KINDS = ("gate", "up", "down")
+WINDOW, WHOLE = "sliding_attention", "full_attention"
 
 BODY = (
     rule("embed_tokens.weight", "embed"),
@@ -29,12 +29,7 @@ QK_NORM = (
     rule(f"{_L}.self_attn.q_norm.weight", f"{_L}.q_norm"),
     rule(f"{_L}.self_attn.k_norm.weight", f"{_L}.k_norm"),
 )
-# A shared expert with a gate of its own.
-SHARED = (
-    *(rule(f"{_L}.mlp.shared_expert.{n}_proj.weight", f"{_L}.shared.{n}") for n in _KINDS),
-    rule(f"{_L}.mlp.shared_expert_gate.weight", f"{_L}.shared_gate"),
-)
-FFN = tuple(rule(f"{_L}.mlp.{n}_proj.weight", f"{_L}.dense.{n}") for n in _KINDS)
+FFN = tuple(rule(f"{_L}.mlp.{n}_proj.weight", f"{_L}.dense.{n}") for n in KINDS)
 
 
 def per_expert(stem: str, gate: str, up: str, down: str) -> tuple[Rule, ...]:
@@ -91,11 +86,10 @@ def top_k_of(fields: Fields, default: int | None = None) -> int:
     return fields.count("num_experts_per_tok", default, high=experts_of(fields))
 
 
-def sparse_layers(fields: Fields) -> list[bool]:
-    """Which layers have experts: each `decoder_sparse_step`-th that is not in `mlp_only_layers`."""
-    every = fields.count("decoder_sparse_step", 1)
-    plain = fields.counts("mlp_only_layers")
-    return [i not in plain and (i + 1) % every == 0 for i in range(layers_of(fields))]
+def windowed_layers(fields: Fields, otherwise: Sequence[bool]) -> list[bool]:
+    """Which layers see a window alone: `layer_types`, or `otherwise` where that is absent."""
+    kinds = fields.words("layer_types", layers_of(fields), (WINDOW, WHOLE))
+    return [*otherwise] if kinds is None else [kind == WINDOW for kind in kinds]
 
 
 def layers_of(fields: Fields) -> int:

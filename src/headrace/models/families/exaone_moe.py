@@ -14,6 +14,7 @@ from headrace.models.families.common import (
     head_dim_of,
     layers_of,
     model_of,
+    windowed_layers,
 )
 from headrace.models.fields import Fields, read_rope
 from headrace.models.spec import LayerSpec, ModelSpec, QkNorm
@@ -24,15 +25,13 @@ NAMES = NameMap(
     prefixes=("model.",),
     skipped=("mtp.",),
 )
-_KINDS = ("sliding_attention", "full_attention")
 
 
 def spec_from(fields: Fields) -> ModelSpec:
     """From a config as published."""
     count = layers_of(fields)
     window = fields.count("sliding_window", 0, low=0)
-    pattern = _pattern(fields, count)
-    kinds = fields.words("layer_types", count, _KINDS) or pattern
+    windowed = windowed_layers(fields, _pattern(fields, count))
     rope = read_rope(fields, head_dim_of(fields), theta=10_000.0)
     local = attention_of(fields, rope=rope, window=window, qk_norm=QkNorm.HEAD)
     whole = attention_of(fields, rope=None if window else rope, qk_norm=QkNorm.HEAD)
@@ -41,15 +40,17 @@ def spec_from(fields: Fields) -> ModelSpec:
     sparse = [block is moe for block in blocks]
     if fields.get("is_moe_layer", sparse) != sparse:
         raise fields.error("is_moe_layer", "what mlp_layer_types or first_k_dense_replace say")
-    mixers = (local if window and kind == _KINDS[0] else whole for kind in kinds)
+    mixers = (local if window and near else whole for near in windowed)
     return model_of(fields, "exaone_moe", map(LayerSpec, mixers, blocks))
 
 
-def _pattern(fields: Fields, count: int) -> list[str]:
-    """`sliding_window_pattern`: every so manieth layer is whole, or one letter for each layer."""
+def _pattern(fields: Fields, count: int) -> list[bool]:
+    """`sliding_window_pattern`: every so manieth layer is whole, or a letter for each. Whether each
+    has a window.
+    """
     pattern = fields.get("sliding_window_pattern", 4)
     if isinstance(pattern, int) and 0 < pattern < 1 << 12:
         pattern = "L" * (pattern - 1) + "G"
     if not isinstance(pattern, str) or not pattern or set(pattern) - set("LG"):
         raise fields.error("sliding_window_pattern", "a number of layers, or letters L and G")
-    return [_KINDS["LG".index(pattern[i % len(pattern)])] for i in range(count)]
+    return [pattern[i % len(pattern)] == "L" for i in range(count)]

@@ -2,36 +2,14 @@
 
 from __future__ import annotations
 
-from headrace.models.families.balanced import (
-    experts_named,
-    feed_forward_of,
-    moe_of,
-)
+from headrace.models.families.balanced import feed_forward_of, moe_of
 from headrace.models.families.common import (
-    ATTENTION,
-    BODY,
-    FFN,
-    QK_NORM,
     attention_of,
     head_dim_of,
     model_of,
 )
-from headrace.models.families.gguf import (
-    GGUF_ATTENTION,
-    GGUF_BODY,
-    GGUF_EXPERTS,
-    GGUF_FFN,
-    GGUF_MOE,
-)
 from headrace.models.fields import Fields, read_rope
 from headrace.models.spec import LayerSpec, ModelSpec, QkNorm
-from headrace.weights.names import NameMap
-
-NAMES = NameMap(
-    (*BODY, *ATTENTION, *QK_NORM, *FFN, *experts_named()),
-    prefixes=("model.",),
-)
-GGUF_NAMES = NameMap((*GGUF_BODY, *GGUF_ATTENTION, *GGUF_FFN, *GGUF_MOE, *GGUF_EXPERTS))
 
 
 def spec_from(fields: Fields) -> ModelSpec:

@@ -14,8 +14,9 @@ from headrace.models.families.common import (
     layers_of,
     model_of,
     top_k_of,
+    windowed_layers,
 )
-from headrace.models.families.gguf import GGUF_ATTENTION, GGUF_BODY, GGUF_MOE
+from headrace.models.families.gguf import GGUF_RULES
 from headrace.models.fields import Fields, read_rope
 from headrace.models.spec import LayerSpec, ModelSpec, Moe
 from headrace.ops.table import Activation, Router, Score
@@ -48,19 +49,16 @@ NAMES = NameMap(
 )
 GGUF_NAMES = NameMap(
     (
-        *GGUF_BODY,
-        *GGUF_ATTENTION,
-        *GGUF_MOE,
+        *GGUF_RULES,
         rule("blk.{layer}.attn_sinks.weight", f"{_L}.sinks"),
     ),
 )
-_KINDS = ("sliding_attention", "full_attention")
 
 
 def spec_from(fields: Fields) -> ModelSpec:
     """From a config as published."""
     count = layers_of(fields)
-    kinds = fields.words("layer_types", count, _KINDS) or [_KINDS[i % 2] for i in range(count)]
+    windowed = windowed_layers(fields, [i % 2 == 0 for i in range(count)])
     rope = read_rope(fields, head_dim_of(fields), theta=150_000.0)
     window = fields.count("sliding_window", 0, low=0)
     top_k = top_k_of(fields)
@@ -84,13 +82,13 @@ def spec_from(fields: Fields) -> ModelSpec:
             attention_of(
                 fields,
                 rope=rope,
-                window=window if kind == _KINDS[0] else 0,
+                window=window if near else 0,
                 sinks=True,
                 bias=biased,
                 out_bias=biased,
             ),
             moe,
         )
-        for kind in kinds
+        for near in windowed
     ]
     return model_of(fields, "gpt_oss", layers)

@@ -17,7 +17,6 @@ from headrace.models.families.common import (
     model_of,
     per_expert,
 )
-from headrace.models.families.gguf import GGUF_ATTENTION, GGUF_BODY, GGUF_EXPERTS, GGUF_MOE
 from headrace.models.fields import Fields, read_rope
 from headrace.models.spec import LayerSpec, ModelSpec, QkNorm
 from headrace.weights.names import NameMap, rule
@@ -34,7 +33,6 @@ NAMES = NameMap(
     ),
     prefixes=("model.",),
 )
-GGUF_NAMES = NameMap((*GGUF_BODY, *GGUF_ATTENTION, *GGUF_MOE, *GGUF_EXPERTS))
 # Of earlier and other models of this house: what M2 is published with.
 _FIXED = {
     "use_qk_norm": True,

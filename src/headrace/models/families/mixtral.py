@@ -13,7 +13,7 @@ from headrace.models.families.common import (
     per_expert,
     top_k_of,
 )
-from headrace.models.families.gguf import GGUF_ATTENTION, GGUF_BODY, GGUF_MOE
+from headrace.models.families.gguf import GGUF_RULES
 from headrace.models.fields import Fields, read_rope
 from headrace.models.spec import LayerSpec, ModelSpec, Moe
 from headrace.ops.table import Router
@@ -31,9 +31,7 @@ NAMES = NameMap(
 # Files of 2024 hold experts one by one.
 GGUF_NAMES = NameMap(
     (
-        *GGUF_BODY,
-        *GGUF_ATTENTION,
-        *GGUF_MOE,
+        *GGUF_RULES,
         *(
             rule(f"blk.{{layer}}.ffn_{n}.{{expert}}.weight", f"layers.{{layer}}.experts.{n}")
             for n in ("gate", "up", "down")

@@ -14,7 +14,6 @@ from headrace.models.families.common import (
     per_expert,
     top_k_of,
 )
-from headrace.models.families.gguf import GGUF_ATTENTION, GGUF_BODY, GGUF_MOE
 from headrace.models.fields import Fields, read_rope
 from headrace.models.spec import LayerSpec, ModelSpec, Moe, QkNorm
 from headrace.ops.table import Router
@@ -30,7 +29,6 @@ NAMES = NameMap(
     ),
     prefixes=("model.",),
 )
-GGUF_NAMES = NameMap((*GGUF_BODY, *GGUF_ATTENTION, *GGUF_MOE))
 
 
 def spec_from(fields: Fields) -> ModelSpec:

@@ -6,35 +6,18 @@ from headrace.models.families.common import (
     ATTENTION,
     BODY,
     FFN,
-    SHARED,
     attention_of,
-    experts_of,
     head_dim_of,
     layers_of,
     model_of,
-    per_expert,
-    sparse_layers,
-    top_k_of,
+    windowed_layers,
 )
-from headrace.models.families.gguf import GGUF_ATTENTION, GGUF_BODY, GGUF_FFN, GGUF_MOE, GGUF_SHARED
+from headrace.models.families.qwen import EXPERTS, SHARED, feed_forward_of, shared_of
 from headrace.models.fields import Fields, read_rope
-from headrace.models.spec import Dense, LayerSpec, ModelSpec, Moe, SharedExpert
-from headrace.ops.table import Router
-from headrace.weights.names import NameMap, rule
+from headrace.models.spec import LayerSpec, ModelSpec
+from headrace.weights.names import NameMap
 
-NAMES = NameMap(
-    (
-        *BODY,
-        *ATTENTION,
-        *FFN,
-        *SHARED,
-        *per_expert("layers.{layer}.mlp.experts.{expert}", "gate_proj", "up_proj", "down_proj"),
-        rule("layers.{layer}.mlp.gate.weight", "layers.{layer}.router"),
-    ),
-    prefixes=("model.",),
-)
-GGUF_NAMES = NameMap((*GGUF_BODY, *GGUF_ATTENTION, *GGUF_FFN, *GGUF_MOE, *GGUF_SHARED))
-_KINDS = ("sliding_attention", "full_attention")
+NAMES = NameMap((*BODY, *ATTENTION, *FFN, *SHARED, *EXPERTS), prefixes=("model.",))
 
 
 def spec_from(fields: Fields) -> ModelSpec:
@@ -43,33 +26,12 @@ def spec_from(fields: Fields) -> ModelSpec:
     window = fields.count("sliding_window", 0, low=0)
     window = window if fields.flag("use_sliding_window", default=False) else 0
     until = fields.count("max_window_layers", count, low=0) if window else 0
-    kinds = fields.words("layer_types", count, _KINDS) or [
-        _KINDS[1] if i % 2 or i >= until else _KINDS[0] for i in range(count)
-    ]
+    windowed = windowed_layers(fields, [i % 2 == 0 and i < until for i in range(count)])
     rope = read_rope(fields, head_dim_of(fields), theta=10_000.0)
     biased = fields.flag("qkv_bias", default=True)
-    activation = fields.activation()
-    moe = Moe(
-        experts=experts_of(fields),
-        width=fields.count("moe_intermediate_size"),
-        router=Router(
-            top_k=top_k_of(fields), renormalize=fields.flag("norm_topk_prob", default=False)
-        ),
-        activation=activation,
-        shared=SharedExpert(fields.count("shared_expert_intermediate_size"), gated=True),
+    mixers = (
+        attention_of(fields, rope=rope, window=window if near else 0, bias=biased, out_bias=False)
+        for near in windowed
     )
-    dense = Dense(fields.count("intermediate_size"), activation)
-    layers = (
-        LayerSpec(
-            attention_of(
-                fields,
-                rope=rope,
-                window=window if kind == _KINDS[0] else 0,
-                bias=biased,
-                out_bias=False,
-            ),
-            moe if sparse else dense,
-        )
-        for kind, sparse in zip(kinds, sparse_layers(fields), strict=True)
-    )
-    return model_of(fields, "qwen2_moe", layers)
+    blocks = feed_forward_of(fields, shared=shared_of(fields))
+    return model_of(fields, "qwen2_moe", map(LayerSpec, mixers, blocks))

@@ -9,18 +9,17 @@ from headrace.models.families.common import (
     ATTENTION,
     BODY,
     QK_NORM,
-    SHARED,
     attention_of,
     experts_of,
     head_dim_of,
     layers_of,
     model_of,
-    per_expert,
     top_k_of,
 )
-from headrace.models.families.gguf import GGUF_ATTENTION, GGUF_BODY, GGUF_MOE, GGUF_SHARED
+from headrace.models.families.gguf import GGUF_RULES
+from headrace.models.families.qwen import EXPERTS, SHARED, shared_of
 from headrace.models.fields import Fields, read_rope
-from headrace.models.spec import DeltaRule, LayerSpec, Mixer, ModelSpec, Moe, QkNorm, SharedExpert
+from headrace.models.spec import DeltaRule, LayerSpec, Mixer, ModelSpec, Moe, QkNorm
 from headrace.ops.table import Router
 from headrace.weights.names import Layout, NameMap, rule
 
@@ -40,7 +39,6 @@ NAMES = NameMap(
         *QK_NORM,
         *(rule(f"{_D}.in_proj_{n}.weight", f"{_L}.{n}") for n in ("qkv", "z", "b", "a")),
         *DELTA,
-        rule(f"{_L}.mlp.gate.weight", f"{_L}.router"),
         rule(
             f"{_L}.mlp.experts.gate_up_proj",
             f"{_L}.experts.gate",
@@ -48,7 +46,7 @@ NAMES = NameMap(
             layouts=(Layout.HALVES,),
         ),
         rule(f"{_L}.mlp.experts.down_proj", f"{_L}.experts.down"),
-        *per_expert(f"{_L}.mlp.experts.{{expert}}", "gate_proj", "up_proj", "down_proj"),
+        *EXPERTS,
         *SHARED,
     ),
     prefixes=("model.language_model.", "model."),
@@ -66,13 +64,10 @@ GGUF_DELTA = (
 )
 GGUF_NAMES = NameMap(
     (
-        *GGUF_BODY,
-        *GGUF_ATTENTION,
-        *GGUF_MOE,
+        *GGUF_RULES,
         *GGUF_DELTA,
         rule(f"{_G}.ssm_beta.weight", f"{_L}.b"),
         rule(f"{_G}.ssm_alpha.weight", f"{_L}.a"),
-        *GGUF_SHARED,
     ),
 )
 _KINDS = ("linear_attention", "full_attention")
@@ -113,7 +108,7 @@ def spec_from(fields: Fields) -> ModelSpec:
         width=fields.count("moe_intermediate_size"),
         router=Router(top_k=top_k_of(fields)),
         activation=fields.activation(),
-        shared=SharedExpert(fields.count("shared_expert_intermediate_size"), gated=True),
+        shared=shared_of(fields),
     )
     layers = [LayerSpec(mixer, moe) for mixer in mixers_of(fields)]
     plus_one = not fields.flag("norms_hold_one", default=False)

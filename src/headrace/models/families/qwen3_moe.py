@@ -8,31 +8,15 @@ from headrace.models.families.common import (
     FFN,
     QK_NORM,
     attention_of,
-    experts_of,
     head_dim_of,
     model_of,
-    per_expert,
-    sparse_layers,
-    top_k_of,
 )
-from headrace.models.families.gguf import GGUF_ATTENTION, GGUF_BODY, GGUF_FFN, GGUF_MOE
+from headrace.models.families.qwen import EXPERTS, feed_forward_of
 from headrace.models.fields import Fields, read_rope
-from headrace.models.spec import Dense, LayerSpec, ModelSpec, Moe, QkNorm
-from headrace.ops.table import Router
-from headrace.weights.names import NameMap, rule
+from headrace.models.spec import LayerSpec, ModelSpec, QkNorm
+from headrace.weights.names import NameMap
 
-NAMES = NameMap(
-    (
-        *BODY,
-        *ATTENTION,
-        *QK_NORM,
-        *FFN,
-        *per_expert("layers.{layer}.mlp.experts.{expert}", "gate_proj", "up_proj", "down_proj"),
-        rule("layers.{layer}.mlp.gate.weight", "layers.{layer}.router"),
-    ),
-    prefixes=("model.",),
-)
-GGUF_NAMES = NameMap((*GGUF_BODY, *GGUF_ATTENTION, *GGUF_FFN, *GGUF_MOE))
+NAMES = NameMap((*BODY, *ATTENTION, *QK_NORM, *FFN, *EXPERTS), prefixes=("model.",))
 
 
 def spec_from(fields: Fields) -> ModelSpec:
@@ -45,16 +29,5 @@ def spec_from(fields: Fields) -> ModelSpec:
         window=window if windowed else 0,
         qk_norm=QkNorm.HEAD,
     )
-    activation = fields.activation()
-    moe = Moe(
-        experts=experts_of(fields),
-        width=fields.count("moe_intermediate_size"),
-        router=Router(
-            top_k=top_k_of(fields),
-            renormalize=fields.flag("norm_topk_prob", default=False),
-        ),
-        activation=activation,
-    )
-    dense = Dense(fields.count("intermediate_size"), activation)
-    layers = (LayerSpec(mixer, moe if sparse else dense) for sparse in sparse_layers(fields))
-    return model_of(fields, "qwen3_moe", layers)
+    blocks = feed_forward_of(fields)
+    return model_of(fields, "qwen3_moe", (LayerSpec(mixer, block) for block in blocks))

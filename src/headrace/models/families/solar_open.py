@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from headrace.models.families.balanced import experts_named, feed_forward_of, moe_of
+from headrace.models.families.balanced import feed_forward_of, moe_of
 from headrace.models.families.common import (
-    ATTENTION,
-    BODY,
-    FFN,
     attention_of,
     head_dim_of,
     model_of,
 )
 from headrace.models.fields import Fields, read_rope
 from headrace.models.spec import LayerSpec, ModelSpec
-from headrace.weights.names import NameMap
-
-NAMES = NameMap((*BODY, *ATTENTION, *FFN, *experts_named()), prefixes=("model.",))
 
 
 def spec_from(fields: Fields) -> ModelSpec:
