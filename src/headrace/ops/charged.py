@@ -12,7 +12,6 @@ from torch import Tensor
 
 from headrace.device.clock import VirtualClock
 from headrace.formats.packed import nbytes_of
-from headrace.ops.rows import Spread
 from headrace.ops.spans import Spans
 from headrace.ops.table import ExpertRows, Linear, Ops, Routing
 
@@ -64,8 +63,5 @@ def _expert_work(ids_TX: Tensor, rows: ExpertRows) -> tuple[int, int]:
     gate = rows.gate[0]
     weights = 3 * gate.shape[0] * gate.shape[1]
     kinds = (rows.gate, rows.up, rows.down)
-    if isinstance(rows.gate, Spread):
-        nbytes = len(set(ids)) * sum(nbytes_of(kind[0]) for kind in kinds)
-    else:
-        nbytes = sum(nbytes_of(kind[e]) for e in set(ids) for kind in kinds)
+    nbytes = sum(nbytes_of(kind[e]) for e in set(ids) for kind in kinds)
     return nbytes, 2 * len(ids) * weights

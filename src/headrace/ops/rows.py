@@ -4,6 +4,7 @@ each.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import overload
@@ -32,7 +33,30 @@ class Part:
         return (last + 1) * self.dtype.itemsize
 
 
-class Spread(Sequence[Weight]):
+class Lazy(Sequence[Weight]):
+    """Tensors that are made when they are asked for."""
+
+    @abstractmethod
+    def entry(self, at: int) -> Weight:
+        """One of them; `at`: from 0 to the last."""
+
+    @abstractmethod
+    def addresses(self) -> list[int]:
+        """Of each tensor, without making it."""
+
+    @overload
+    def __getitem__(self, at: int) -> Weight: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Weight]: ...
+    def __getitem__(self, at: int | slice) -> Weight | Sequence[Weight]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        if not 0 <= at < len(self):
+            raise IndexError(at)
+        return self.entry(at)
+
+
+class Spread(Lazy):
     """`part` of each of `count` slots, `step` bytes apart; views are made when asked for."""
 
     def __init__(self, memory: Tensor, part: Part, count: int, step: int) -> None:
@@ -41,15 +65,7 @@ class Spread(Sequence[Weight]):
     def __len__(self) -> int:
         return self._count
 
-    @overload
-    def __getitem__(self, at: int) -> Weight: ...
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[Weight]: ...
-    def __getitem__(self, at: int | slice) -> Weight | Sequence[Weight]:
-        if isinstance(at, slice):
-            return [self[i] for i in range(*at.indices(self._count))]
-        if not 0 <= at < self._count:
-            raise IndexError(at)
+    def entry(self, at: int) -> Weight:
         part = self.part
         start = at * self._step + part.offset
         flat = self._memory[start : start + part.nbytes].view(part.dtype)
@@ -57,12 +73,11 @@ class Spread(Sequence[Weight]):
         return view if part.packed is None else Packed(*part.packed, view)
 
     def addresses(self) -> list[int]:
-        """Of each tensor, without making it."""
         first = self._memory.data_ptr() + self.part.offset
         return list(range(first, first + self._count * self._step, self._step))
 
 
-class Several(Sequence[Weight]):
+class Several(Lazy):
     """Entries of several forms: `spreads` have one each, over the same slots. Entry i is slot
     `slots[i]` in the form `form_of[i]`.
     """
@@ -75,19 +90,10 @@ class Several(Sequence[Weight]):
     def __len__(self) -> int:
         return len(self.form_of)
 
-    @overload
-    def __getitem__(self, at: int) -> Weight: ...
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[Weight]: ...
-    def __getitem__(self, at: int | slice) -> Weight | Sequence[Weight]:
-        if isinstance(at, slice):
-            return [self[i] for i in range(*at.indices(len(self)))]
-        if not 0 <= at < len(self):
-            raise IndexError(at)
+    def entry(self, at: int) -> Weight:
         return self.spreads[self.form_of[at]][self._slots[at]]
 
     def addresses(self) -> list[int]:
-        """Of each tensor, without making it."""
         known = [spread.addresses() for spread in self.spreads]
         return [known[form][slot] for form, slot in zip(self.form_of, self._slots, strict=True)]
 

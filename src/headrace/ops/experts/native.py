@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headrace._native import ExpertLayer, Pool
 from headrace.formats.packed import Weight, bytes_of, code_of, stride_bytes
-from headrace.ops.rows import Several, Spread
+from headrace.ops.rows import Lazy, Several, Spread
 from headrace.ops.table import ExpertRows, Routing
 
 
@@ -156,8 +156,4 @@ def _form(rows: ExpertRows, expert: int) -> _Form:
 
 
 def _addresses(tensors: Sequence[Weight]) -> list[int]:
-    return (
-        tensors.addresses()
-        if isinstance(tensors, Spread | Several)
-        else [t.data_ptr() for t in tensors]
-    )
+    return tensors.addresses() if isinstance(tensors, Lazy) else [t.data_ptr() for t in tensors]
