@@ -29,6 +29,12 @@ void clamp(Pool& pool, Address x, std::int64_t tokens, std::int64_t width,
     make(pool, headrace::clamp, {at<float>(x), tokens, width, token_stride, limit});
 }
 
+void multiply(Pool& pool, Address x, Address by, std::int64_t tokens, std::int64_t width,
+              std::int64_t x_stride, std::int64_t by_stride, Address y) {
+    make(pool, headrace::multiply,
+         {at<float>(x), at<float>(by), tokens, width, x_stride, by_stride, at<float>(y)});
+}
+
 void arrange(Pool& pool, Address x, std::int64_t tokens, std::int64_t token_stride, Address order,
              std::int64_t columns, Address y) {
     const headrace::Arrange c{at<float>(x), tokens,      token_stride, at<std::int32_t>(order),
@@ -63,6 +69,8 @@ void bind_gates(nb::class_<Pool>& pool) {
         .def("decay", &decay, "a"_a, "tokens"_a, "heads"_a, "token_stride"_a, "rate"_a, "bias"_a,
              "y"_a, Released())
         .def("clamp", &clamp, "x"_a, "tokens"_a, "width"_a, "token_stride"_a, "limit"_a, Released())
+        .def("multiply", &multiply, "x"_a, "by"_a, "tokens"_a, "width"_a, "x_stride"_a,
+             "by_stride"_a, "y"_a, Released())
         .def("arrange", &arrange, "x"_a, "tokens"_a, "token_stride"_a, "order"_a, "columns"_a,
              "y"_a, Released())
         .def("lookup", &lookup, "table"_a, "format"_a, "rows"_a, "width"_a, "row_stride_bytes"_a,

@@ -46,6 +46,17 @@ void clamp(Pool& pool, const Clamp& c) {
     });
 }
 
+void multiply(Pool& pool, const Multiply& c) {
+    require(c.width > 0, "a row of " + number(c.width), "at least 1 element");
+    const Pool::Busy busy(pool);
+    const auto kernel = pool.kernels().multiply;
+    split(pool, c.tokens, c.width, [&](std::int64_t first, std::int64_t last, int) {
+        for (std::int64_t t = first; t < last; ++t)
+            kernel(c.x + t * c.x_stride, c.by + t * c.by_stride, c.y + t * c.width,
+                   static_cast<std::size_t>(c.width));
+    });
+}
+
 void check_order(const Arrange& c) {
     require(std::all_of(c.order, c.order + c.columns,
                         [&](std::int32_t i) { return i >= 0 && i < c.token_stride; }),

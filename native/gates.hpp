@@ -42,6 +42,17 @@ struct Clamp {
     float limit;
 };
 
+// y = x * by, dense [tokens, width]; rows of x and of `by` may lie apart.
+struct Multiply {
+    const float* x;
+    const float* by;
+    std::int64_t tokens;
+    std::int64_t width;
+    std::int64_t x_stride;
+    std::int64_t by_stride;
+    float* y;
+};
+
 // y[t, i] = x[t, order[i]]; y is dense [tokens, columns].
 struct Arrange {
     const float* x;
@@ -55,6 +66,7 @@ struct Arrange {
 void gate(Pool& pool, const Gate& c);
 void decay(Pool& pool, const Decay& c);
 void clamp(Pool& pool, const Clamp& c);
+void multiply(Pool& pool, const Multiply& c);
 void arrange(Pool& pool, const Arrange& c);
 // Throws std::invalid_argument for a column that x has not.
 void check_order(const Arrange& c);

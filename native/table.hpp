@@ -110,8 +110,9 @@ struct KernelTable {
     DotKernel exact[kFormats];
     DotKernel fast[kFormats];  // may round activations, to bfloat16 at the worst
     Activate activate;
-    void (*add_scaled)(float* y, const float* x, float scale, std::size_t n);  // y += scale * x
-    void (*add)(float* y, const float* x, std::size_t n);                      // y += x
+    void (*add_scaled)(float* y, const float* x, float scale, std::size_t n);    // y += scale * x
+    void (*add)(float* y, const float* x, std::size_t n);                        // y += x
+    void (*multiply)(const float* x, const float* by, float* y, std::size_t n);  // y = x * by
     // Columns [first, first + n) of a row of activations, as an input takes them.
     void (*put[kInputs])(std::byte* row, int columns, int first, const float* x, int n);
     void (*gate)(const Gate& c, std::int64_t first, std::int64_t last);  // heads [first, last)

@@ -67,6 +67,12 @@ inline void add(float* y, const float* x, std::size_t n) {
     });
 }
 
+inline void multiply(const float* x, const float* by, float* y, std::size_t n) {
+    each_vector(n, [&](std::size_t i, int lanes) {
+        store_some(load_some(x + i, lanes) * load_some(by + i, lanes), y + i, lanes);
+    });
+}
+
 inline void put_bf16(std::byte* row, int, int first, const float* x, int n) {
     auto* y = reinterpret_cast<std::uint16_t*>(row) + first;
     int i = 0;

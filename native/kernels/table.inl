@@ -9,6 +9,7 @@ inline KernelTable generic_table(const char* name) {
     t.activate = activate;
     t.add_scaled = add_scaled;
     t.add = add;
+    t.multiply = multiply;
     t.put[kFloatInput] = put_floats;
     t.put[kBf16Input] = put_bf16;
     t.gate = gate_heads;

@@ -246,6 +246,11 @@ class Pool:
     def clamp(self, x: int, tokens: int, width: int, token_stride: int, limit: float) -> None:
         """x into [-limit, limit], in place."""
 
+    def multiply(
+        self, x: int, by: int, tokens: int, width: int, x_stride: int, by_stride: int, y: int
+    ) -> None:
+        """y = x * by, dense [tokens, width]."""
+
     def arrange(
         self, x: int, tokens: int, token_stride: int, order: int, columns: int, y: int
     ) -> None:

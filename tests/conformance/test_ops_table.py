@@ -138,7 +138,7 @@ def conv(r: Random) -> Iterator[Case]:
         spans = r.spans(lengths, [0] * len(lengths), 4)
         x = r.strided(sum(lengths), 1, channels)[:, 0]
         weight, before = r.normal(channels, kernel), r.normal(len(lengths), channels, kernel - 1)
-        for bias in (None, r.normal(channels)):
+        for silu, bias in ((True, None), (False, r.normal(channels))):
 
             def case(
                 ops: Ops,
@@ -147,9 +147,11 @@ def conv(r: Random) -> Iterator[Case]:
                 bias: Tensor | None = bias,
                 before: Tensor = before,
                 spans: Spans = spans,
+                *,
+                silu: bool = silu,
             ) -> Results:
                 state = before.clone()
-                return ops.conv(x, w, bias, state, spans), state
+                return ops.conv(x, w, bias, state, spans, silu=silu), state
 
             yield case
             # Two more slots get the states behind the first run and behind the last.

@@ -34,6 +34,7 @@ FAMILIES = [
     "glm4_moe",
     "exaone_moe",
     "qwen3_next",
+    "lfm2_moe",
 ]
 
 

@@ -76,7 +76,7 @@ def _keys(window: int | None, pool: LayerState) -> tuple[Tensor, ...]:
 
 
 def _recurrent(pool: LayerState) -> tuple[Tensor, ...]:
-    return (pool.matrix, pool.conv) if isinstance(pool, RecurrentPool) else ()
+    return pool.tensors if isinstance(pool, RecurrentPool) else ()
 
 
 def batches(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:

@@ -123,7 +123,7 @@ class Pools:
                 for tensor in (pool.keys, pool.values):
                     _move(tensor, own, block_tokens)
             elif pool is not None:
-                for tensor in (pool.matrix, pool.conv):
+                for tensor in pool.tensors:
                     _move(tensor, moves.states, 1)
         self._commit(sizes)
 
@@ -154,7 +154,7 @@ class Pools:
             shapes = [(need.kv_heads, width // need.kv_heads) for width in (need.key, need.value)]
             return tuple(self._range(self._most.of(need), s, self._kv_dtype) for s in shapes)
         most = self._most.state_slots
-        return tuple(self._range(most, s, torch.float32) for s in (need.matrix, need.conv))
+        return tuple(self._range(most, s, torch.float32) for s in need.shapes)
 
     def _range(self, most: int, shape: tuple[int, ...], dtype: torch.dtype) -> _Pool:
         return _Pool(self._device.elastic(most * prod(shape) * dtype.itemsize), shape, dtype)
@@ -162,17 +162,17 @@ class Pools:
     def _layer(self, need: StateNeed | None, pools: tuple[_Pool, ...]) -> LayerState:
         if need is None:
             return None
-        first, second = (pool.tensor(self.sizes.of(need)) for pool in pools)
+        *first, last = (pool.tensor(self.sizes.of(need)) for pool in pools)
         if isinstance(need, KvNeed):
-            return KvPool(first, second, need.window)
-        return RecurrentPool(first, second)
+            return KvPool(first[0], last, need.window)
+        return RecurrentPool(first[0] if first else None, last)
 
 
 def _state_bytes(need: StateNeed | None) -> int:
     """Of one recurrent state."""
     if not isinstance(need, RecurrentNeed):
         return 0
-    return (prod(need.matrix) + prod(need.conv)) * torch.float32.itemsize
+    return need.elements * torch.float32.itemsize
 
 
 def _move(tensor: Tensor, moves: Mapping[int, int], entries: int) -> None:
@@ -187,5 +187,5 @@ def clear_states(state: State, slots: Iterable[int]) -> None:
     pools = [pool for pool in state if isinstance(pool, RecurrentPool)]
     for slot in slots:
         for pool in pools:
-            pool.matrix[slot].zero_()
-            pool.conv[slot].zero_()
+            for tensor in pool.tensors:
+                tensor[slot].zero_()

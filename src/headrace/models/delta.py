@@ -36,6 +36,7 @@ class DeltaBlock:
     def __call__(self, x_TD: Tensor, spans: Spans, pool: RecurrentPool) -> Tensor:
         spec, ops = self._spec, self._ops
         heads, keys, values = spec.value_heads, spec.key_dim, spec.value_dim
+        assert pool.matrix is not None
         y_TN = ops.linear(x_TD, self._project)
         if self._order is not None:
             y_TN = ops.arrange(y_TN, self._order)
@@ -43,7 +44,7 @@ class DeltaBlock:
         mixed_TC, z, b_TH, a_TH = torch.split(
             y_TN, [spec.channels, heads * values, heads, heads], dim=1
         )
-        mixed_TC = ops.conv(mixed_TC, self._conv, None, pool.conv, spans)
+        mixed_TC = ops.conv(mixed_TC, self._conv, None, pool.conv, spans, silu=True)
         row, k_at = spec.channels, spec.key_heads * keys
         q = mixed_TC.as_strided((tokens, spec.key_heads, keys), (row, keys, 1))
         k = mixed_TC.as_strided((tokens, spec.key_heads, keys), (row, keys, 1), k_at)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headrace.models.spec import Attention, LayerSpec, ModelSpec, Moe
+from headrace.models.spec import Attention, DeltaRule, LayerSpec, ModelSpec, Moe
 from headrace.planning.facts import KvNeed, ModelFacts, RecurrentNeed, StateNeed
 from headrace.weights.plan import WeightPlan
 from headrace.weights.rows import row_names
@@ -47,9 +47,10 @@ def _state(layer: LayerSpec) -> StateNeed:
             mixer.window or None,
             mixer.kv_heads,
         )
-    return RecurrentNeed(
-        (mixer.value_heads, mixer.key_dim, mixer.value_dim), (mixer.channels, mixer.kernel - 1)
-    )
+    matrix = None
+    if isinstance(mixer, DeltaRule):
+        matrix = mixer.value_heads, mixer.key_dim, mixer.value_dim
+    return RecurrentNeed(matrix, (mixer.channels, mixer.kernel - 1))
 
 
 def _row(plan: WeightPlan, layer: int, moe: Moe, count: Callable[[str], int]) -> int:

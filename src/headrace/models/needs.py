@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from headrace.models.spec import Attention, DeltaRule, Dense, LayerSpec, ModelSpec, Moe, QkNorm
+from headrace.models.spec import (
+    Attention,
+    DeltaRule,
+    Dense,
+    LayerSpec,
+    Mixer,
+    ModelSpec,
+    Moe,
+    QkNorm,
+    ShortConv,
+)
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -21,9 +31,17 @@ def needs_of(spec: ModelSpec) -> Shapes:
 def _layer(hidden: int, layer: LayerSpec) -> Shapes:
     mixer, ffn = layer.mixer, layer.ffn
     shapes: Shapes = {"mixer_norm": (hidden,), "ffn_norm": (hidden,)}
-    shapes |= _attention(hidden, mixer) if isinstance(mixer, Attention) else _delta(hidden, mixer)
+    shapes |= _mixer(hidden, mixer)
     shapes |= _mlp("dense", hidden, ffn) if isinstance(ffn, Dense) else _moe(hidden, ffn)
     return shapes
+
+
+def _mixer(hidden: int, mixer: Mixer) -> Shapes:
+    if isinstance(mixer, Attention):
+        return _attention(hidden, mixer)
+    if isinstance(mixer, DeltaRule):
+        return _delta(hidden, mixer)
+    return _short_conv(hidden, mixer)
 
 
 def _attention(hidden: int, a: Attention) -> Shapes:
@@ -61,6 +79,17 @@ def _delta(hidden: int, d: DeltaRule) -> Shapes:
         "delta_norm": (d.value_dim,),
         "o": (hidden, values),
     }
+
+
+def _short_conv(hidden: int, c: ShortConv) -> Shapes:
+    shapes: Shapes = {
+        "bcx": (3 * c.channels, hidden),
+        "conv": (c.channels, c.kernel),
+        "o": (hidden, c.channels),
+    }
+    return shapes | (
+        {f"{name}.bias": shape[:1] for name, shape in shapes.items()} if c.bias else {}
+    )
 
 
 def _mlp(stem: str, hidden: int, width_of: Dense) -> Shapes:

@@ -107,6 +107,17 @@ class DeltaRule:
 
 
 @dataclass(frozen=True, slots=True)
+class ShortConv:
+    """A causal convolution between two gates, all made of the layer's input: b, c and x side by
+    side; c * conv(b * x). `bias`: of projections and convolution.
+    """
+
+    channels: int
+    kernel: int
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Dense:
     """One gated feed-forward block for all tokens."""
 
@@ -140,7 +151,7 @@ class Moe:
     shared: SharedExpert | None = None
 
 
-Mixer = Attention | DeltaRule
+Mixer = Attention | DeltaRule | ShortConv
 Ffn = Dense | Moe
 
 

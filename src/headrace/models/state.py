@@ -46,12 +46,16 @@ class KvPool:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentPool:
-    """matrix: float32 [slots, value heads, key dim, value dim]; conv: float32 [slots, channels,
-    kernel - 1].
+    """matrix: float32 [slots, heads, key dim, value dim], None for a convolution alone; conv:
+    float32 [slots, channels, kernel - 1].
     """
 
-    matrix: Tensor
+    matrix: Tensor | None
     conv: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.conv,) if self.matrix is None else (self.matrix, self.conv)
 
 
 LayerState = KvPool | RecurrentPool | None

@@ -11,15 +11,18 @@ import torch
 from torch import Tensor
 
 from headrace.models.attention import Angles, AttentionBlock
+from headrace.models.conv import ConvBlock
 from headrace.models.delta import DeltaBlock
 from headrace.models.dense import DenseBlock, OneExpert
 from headrace.models.moe import MoeBlock
 from headrace.models.rope import angle_factor, frequencies
-from headrace.models.spec import Attention, Dense, ModelSpec, Rope
+from headrace.models.spec import Attention, DeltaRule, Dense, Mixer, ModelSpec, Rope
 from headrace.models.state import Batch, Experts, KvPool, LayerState, RecurrentPool, State
 from headrace.models.tensors import Scope
 from headrace.ops.spans import Spans
 from headrace.ops.table import Linear, Ops
+
+MixerBlock = AttentionBlock | DeltaBlock | ConvBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,7 @@ class Layer:
     """x += mixer(norm(x)); x += ffn(norm(x))."""
 
     mixer_norm_D: Tensor
-    mixer: AttentionBlock | DeltaBlock
+    mixer: MixerBlock
     ffn_norm_D: Tensor
     ffn: DenseBlock | MoeBlock
     rope: Rope | None
@@ -113,12 +116,18 @@ def _layer(i: int, model: ModelSpec, tensors: Scope, ops: Ops, everyone: OneExpe
     mixer, ffn = spec.mixer, spec.ffn
     return Layer(
         scope.vector("mixer_norm"),
-        AttentionBlock(model, mixer, scope, ops)
-        if isinstance(mixer, Attention)
-        else DeltaBlock(model, mixer, scope, ops),
+        _mixer(model, mixer, scope, ops),
         scope.vector("ffn_norm"),
         DenseBlock(ffn, scope, ops, everyone)
         if isinstance(ffn, Dense)
         else MoeBlock(i, ffn, scope, ops, everyone),
         mixer.rope if isinstance(mixer, Attention) else None,
     )
+
+
+def _mixer(model: ModelSpec, spec: Mixer, scope: Scope, ops: Ops) -> MixerBlock:
+    if isinstance(spec, Attention):
+        return AttentionBlock(model, spec, scope, ops)
+    if isinstance(spec, DeltaRule):
+        return DeltaBlock(model, spec, scope, ops)
+    return ConvBlock(spec, scope, ops)

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from headrace._native import Pool
-from headrace.ops.activation.native import NativeArrange, NativeClamp, NativeDecay, NativeGate
+from headrace.ops.activation.native import (
+    NativeArrange,
+    NativeClamp,
+    NativeDecay,
+    NativeGate,
+    NativeMultiply,
+)
 from headrace.ops.attention.native import NativeAttention
 from headrace.ops.conv.native import NativeConv
 from headrace.ops.delta.native import NativeDelta
@@ -31,6 +37,7 @@ def native_ops(pool: Pool, *, exact: bool) -> Ops:
         sigmoid=gate.sigmoid,
         decay=NativeDecay(pool),
         clamp=NativeClamp(pool),
+        multiply=NativeMultiply(pool),
         arrange=NativeArrange(pool),
         lookup=NativeLookup(pool),
         angles=NativeAngles(pool),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.ops.activation.reference import arrange, clamp, decay, gate, sigmoid
+from headrace.ops.activation.reference import arrange, clamp, decay, gate, multiply, sigmoid
 from headrace.ops.attention.reference import attention
 from headrace.ops.conv.reference import conv
 from headrace.ops.delta.reference import delta
@@ -29,6 +29,7 @@ def reference_ops() -> Ops:
         sigmoid=sigmoid,
         decay=decay,
         clamp=clamp,
+        multiply=multiply,
         arrange=arrange,
         lookup=lookup,
         angles=angles,

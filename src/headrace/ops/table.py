@@ -188,6 +188,12 @@ class ClampOp(Protocol):
         ...
 
 
+class MultiplyOp(Protocol):
+    def __call__(self, x_TC: Tensor, by_TC: Tensor) -> Tensor:
+        """x * by, dense; rows may be strided."""
+        ...
+
+
 class ArrangeOp(Protocol):
     def __call__(self, x_TN: Tensor, order_M: Tensor) -> Tensor:
         """Columns in another order: y[:, i] = x[:, order[i]], dense [T, M]; order is int32."""
@@ -248,9 +254,18 @@ class AttentionOp(Protocol):
 
 class ConvOp(Protocol):
     def __call__(
-        self, x_TC: Tensor, weight_CK: Tensor, bias_C: Tensor | None, state: Tensor, spans: Spans
+        self,
+        x_TC: Tensor,
+        weight_CK: Tensor,
+        bias_C: Tensor | None,
+        state: Tensor,
+        spans: Spans,
+        *,
+        silu: bool,
     ) -> Tensor:
-        """Causal depthwise convolution and silu; state [slots, C, K-1] is read and updated."""
+        """Causal depthwise convolution, and silu where wanted; state [slots, C, K-1] is read and
+        updated.
+        """
         ...
 
 
@@ -339,6 +354,7 @@ class Ops:
     sigmoid: SigmoidOp
     decay: DecayOp
     clamp: ClampOp
+    multiply: MultiplyOp
     arrange: ArrangeOp
     lookup: LookupOp
     angles: AnglesOp

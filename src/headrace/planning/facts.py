@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import NamedTuple
 
 SLOT_ALIGN = 256  # bytes
@@ -27,8 +28,17 @@ class KvNeed:
 class RecurrentNeed:
     """Fixed-size float32 state of one recurrent layer, per sequence, in elements."""
 
-    matrix: tuple[int, ...]  # value heads, key dim, value dim
+    matrix: tuple[int, ...] | None  # heads, key dim, value dim; None = the convolution's alone
     conv: tuple[int, ...]  # channels, kernel - 1
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of its tensors."""
+        return (self.conv,) if self.matrix is None else (self.matrix, self.conv)
+
+    @property
+    def elements(self) -> int:
+        return sum(prod(shape) for shape in self.shapes)
 
 
 StateNeed = KvNeed | RecurrentNeed
@@ -137,13 +147,4 @@ class ModelFacts:
         )
 
     def state_bytes_per_sequence(self) -> int:
-        total = 0
-        for need in self.state:
-            if isinstance(need, RecurrentNeed):
-                matrix, conv = 1, 1
-                for n in need.matrix:
-                    matrix *= n
-                for n in need.conv:
-                    conv *= n
-                total += 4 * (matrix + conv)
-        return total
+        return 4 * sum(need.elements for need in self.state if isinstance(need, RecurrentNeed))

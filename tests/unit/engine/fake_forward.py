@@ -96,7 +96,7 @@ class FakeModel:
                 h = self._recur(state, int(spans.states_S[s]), int(batch.tokens_T[t]))
                 pool = state[1] if t + 1 in kept else None
                 if isinstance(pool, RecurrentPool):
-                    for tensor in (pool.matrix, pool.conv):
+                    for tensor in pool.tensors:
                         tensor[kept[t + 1]] = tensor[int(spans.states_S[s])]
                 if t in wanted:
                     at = torch.arange(position + 1)

@@ -55,15 +55,25 @@ def attention_of(fields: Fields, **more: Any) -> Attention:
     return Attention(**{**values, **more})
 
 
-def model_of(fields: Fields, family: str, layers: Iterable[LayerSpec], **more: Any) -> ModelSpec:
-    """The numbers every model has, around its layers."""
+def model_of(
+    fields: Fields,
+    family: str,
+    layers: Iterable[LayerSpec],
+    *,
+    eps: str = "rms_norm_eps",
+    tied: bool = False,
+    **more: Any,
+) -> ModelSpec:
+    """The numbers every model has, around its layers; `eps`: the key of the norms' epsilon,
+    `tied`: where `tie_word_embeddings` is absent.
+    """
     return ModelSpec(
         family=family,
         hidden=fields.count("hidden_size"),
         vocab=fields.count("vocab_size"),
         max_context=fields.count("max_position_embeddings", high=MOST_CONTEXT),
-        eps=fields.number("rms_norm_eps"),
-        tied=fields.flag("tie_word_embeddings", default=False),
+        eps=fields.number(eps),
+        tied=fields.flag("tie_word_embeddings", default=tied),
         layers=tuple(layers),
         ahead=fields.count("num_nextn_predict_layers", 0, low=0, high=64),
         **more,

@@ -55,6 +55,22 @@ class NativeDecay:
         return y_TH
 
 
+class NativeMultiply:
+    """Rows of both may lie apart."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._run = pool.multiply
+
+    def __call__(self, x_TC: Tensor, by_TC: Tensor) -> Tensor:
+        assert x_TC.shape == by_TC.shape
+        assert x_TC.stride(1) == by_TC.stride(1) == 1
+        tokens, width = x_TC.shape
+        y_TC = torch.empty(tokens, width)
+        x, by, y = x_TC.data_ptr(), by_TC.data_ptr(), y_TC.data_ptr()
+        self._run(x, by, tokens, width, x_TC.stride(0), by_TC.stride(0), y)
+        return y_TC
+
+
 class NativeArrange:
     """x is dense."""
 

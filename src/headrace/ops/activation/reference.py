@@ -23,6 +23,11 @@ def clamp(x: Tensor, limit: float) -> None:
     x.clamp_(-limit, limit)
 
 
+def multiply(x_TC: Tensor, by_TC: Tensor) -> Tensor:
+    """Elementwise."""
+    return x_TC * by_TC
+
+
 def arrange(x_TN: Tensor, order_M: Tensor) -> Tensor:
     """y[:, i] = x[:, order[i]]."""
     return x_TN[:, order_M.long()]

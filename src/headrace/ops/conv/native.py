@@ -1,4 +1,4 @@
-"""Short causal depthwise convolution with silu on the native pool."""
+"""Short causal depthwise convolution on the native pool."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ class NativeConv:
         self._run = pool.conv
 
     def __call__(
-        self, x_TC: Tensor, weight_CK: Tensor, bias_C: Tensor | None, state: Tensor, spans: Spans
+        self,
+        x_TC: Tensor,
+        weight_CK: Tensor,
+        bias_C: Tensor | None,
+        state: Tensor,
+        spans: Spans,
+        *,
+        silu: bool,
     ) -> Tensor:
         tokens, channels = x_TC.shape
         y_TC = torch.empty(tokens, channels)
@@ -31,7 +38,7 @@ class NativeConv:
             0 if bias_C is None else bias_C.data_ptr(),
             *in_runs(spans),
             state.data_ptr(),
-            True,
+            silu,
             y_TC.data_ptr(),
             **kept(spans),
         )
