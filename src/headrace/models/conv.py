@@ -28,7 +28,8 @@ class ConvBlock:
     def __call__(self, x_TD: Tensor, spans: Spans, pool: RecurrentPool) -> Tensor:
         """c * conv(b * x), with b, c and x as projected."""
         ops = self._ops
-        b_TC, c_TC, y_TC = torch.split(ops.linear(x_TD, self._project), self._channels, dim=1)
+        y_TN = ops.linear(x_TD, self._project)
+        b_TC, c_TC, y_TC = torch.split(y_TN, [self._channels] * 3, dim=1)
         y_TC = ops.multiply(b_TC, y_TC)
         y_TC = ops.conv(y_TC, self._conv, self._bias, pool.conv, spans, silu=False)
         return ops.linear(ops.multiply(c_TC, y_TC), self._out)
