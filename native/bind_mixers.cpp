@@ -23,10 +23,10 @@ void rms_norm(Pool& pool, Address x, std::int64_t rows, std::int64_t width, std:
 
 void gated_rms_norm(Pool& pool, Address x, Address gate, std::int64_t rows, std::int64_t width,
                     Address weight, float eps, Address y, std::int64_t gate_group,
-                    std::int64_t gate_stride) {
+                    std::int64_t gate_stride, int gating, std::int64_t weight_rows) {
     make(pool, headrace::rms_norm,
          {at<float>(x), at<float>(gate), rows, width, width, at<float>(weight), eps, false,
-          at<float>(y), width, 0, 0, gate_group, gate_stride});
+          at<float>(y), width, 0, 0, gate_group, gate_stride, gating, weight_rows});
 }
 
 void rope(Pool& pool, Address x, std::int64_t tokens, std::int64_t heads, std::int64_t token_stride,
@@ -78,7 +78,7 @@ void delta(Pool& pool, Address q, Address k, Address v, std::int64_t q_stride,
            std::int64_t k_stride, std::int64_t v_stride, Address decay, Address beta, Address out,
            int sequences, Address offsets, Address slots, Address state, int key_heads,
            int value_heads, int key_dim, int value_dim, bool normalize, float scale, bool tiled,
-           int runs_of, Address firsts, Address keeps) {
+           bool decay_rows, int runs_of, Address firsts, Address keeps) {
     make(pool, headrace::delta,
          {at<float>(q),
           at<float>(k),
@@ -100,6 +100,33 @@ void delta(Pool& pool, Address q, Address k, Address v, std::int64_t q_stride,
           normalize,
           scale,
           tiled,
+          decay_rows,
+          {runs_of, at<std::int32_t>(firsts), at<std::int32_t>(keeps)}});
+}
+
+void ssm(Pool& pool, Address x, Address b, Address c, std::int64_t x_stride, std::int64_t b_stride,
+         std::int64_t c_stride, Address decay, Address step, Address skip, Address out,
+         int sequences, Address offsets, Address slots, Address state, int groups, int heads,
+         int key_dim, int value_dim, int runs_of, Address firsts, Address keeps) {
+    make(pool, headrace::ssm,
+         {at<float>(x),
+          at<float>(b),
+          at<float>(c),
+          x_stride,
+          b_stride,
+          c_stride,
+          at<float>(decay),
+          at<float>(step),
+          at<float>(skip),
+          at<float>(out),
+          sequences,
+          at<std::int32_t>(offsets),
+          at<std::int32_t>(slots),
+          at<float>(state),
+          groups,
+          heads,
+          key_dim,
+          value_dim,
           {runs_of, at<std::int32_t>(firsts), at<std::int32_t>(keeps)}});
 }
 
@@ -117,7 +144,8 @@ void bind_mixers(nb::module_&, nb::class_<Pool>& pool) {
     pool.def("rms_norm", &rms_norm, "x"_a, "rows"_a, "width"_a, "x_stride"_a, "weight"_a, "eps"_a,
              "plus_one"_a, "y"_a, "y_stride"_a, "group"_a = 0, "group_stride"_a = 0, Released())
         .def("gated_rms_norm", &gated_rms_norm, "x"_a, "gate"_a, "rows"_a, "width"_a, "weight"_a,
-             "eps"_a, "y"_a, "gate_group"_a = 0, "gate_stride"_a = 0, Released())
+             "eps"_a, "y"_a, "gate_group"_a = 0, "gate_stride"_a = 0, "gating"_a = 0,
+             "weight_rows"_a = 1, Released())
         .def("add", &add, "x"_a, "y"_a, "count"_a, Released())
         .def("rope", &rope, "x"_a, "tokens"_a, "heads"_a, "token_stride"_a, "head_dim"_a, "cos"_a,
              "sin"_a, "rotated"_a, "interleaved"_a, Released())
@@ -133,8 +161,12 @@ void bind_mixers(nb::module_&, nb::class_<Pool>& pool) {
         .def("delta", &delta, nb::kw_only(), "q"_a, "k"_a, "v"_a, "q_stride"_a, "k_stride"_a,
              "v_stride"_a, "decay"_a, "beta"_a, "out"_a, "sequences"_a, "offsets"_a, "slots"_a,
              "state"_a, "key_heads"_a, "value_heads"_a, "key_dim"_a, "value_dim"_a, "normalize"_a,
-             "scale"_a, "tiled"_a = false, "runs_of"_a = 0, "firsts"_a = 0, "keeps"_a = 0,
-             Released())
+             "scale"_a, "tiled"_a = false, "decay_rows"_a = false, "runs_of"_a = 0, "firsts"_a = 0,
+             "keeps"_a = 0, Released())
+        .def("ssm", &ssm, nb::kw_only(), "x"_a, "b"_a, "c"_a, "x_stride"_a, "b_stride"_a,
+             "c_stride"_a, "decay"_a, "step"_a, "skip"_a, "out"_a, "sequences"_a, "offsets"_a,
+             "slots"_a, "state"_a, "groups"_a, "heads"_a, "key_dim"_a, "value_dim"_a,
+             "runs_of"_a = 0, "firsts"_a = 0, "keeps"_a = 0, Released())
         .def("route", &route, nb::kw_only(), "logits"_a, "tokens"_a, "experts"_a, "top_k"_a,
              "score"_a, "bias"_a, "groups"_a, "keep_groups"_a, "renormalize"_a, "renorm_eps"_a,
              "scale"_a, "ids"_a, "weights"_a, Released());

@@ -93,7 +93,7 @@ void bind_weights(nb::module_& m) {
                                   alpha,
                                   limit,
                                   pointers<std::byte>(gate, "gate"),
-                                  pointers<std::byte>(up, "up"),
+                                  pointers<std::byte>(up, "up", true),
                                   pointers<std::byte>(down, "down"),
                                   gate_stride,
                                   up_stride,

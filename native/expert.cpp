@@ -88,7 +88,8 @@ class GateUp final : public Work {
         auto* gate = reinterpret_cast<float*>(scratch);
         auto* up = reinterpret_cast<float*>(scratch + split_.out_nbytes());
         project(at, form.gate, at.group.gate, call_.gate_x, at.group.gate_bias, gate, scratch);
-        project(at, form.up, at.group.up, call_.up_x, at.group.up_bias, up, scratch);
+        if (at.group.up != nullptr)
+            project(at, form.up, at.group.up, call_.up_x, at.group.up_bias, up, scratch);
         call_.kernels.activate(
             l.activation, l.alpha, l.limit, gate, up,
             static_cast<std::size_t>(at.group.count) * static_cast<std::size_t>(at.rows));

@@ -11,6 +11,8 @@
 
 namespace headrace {
 
+inline constexpr int kReluSquared = 3;  // the activation of experts that have no up
+
 // How the matrices of an expert are stored.
 struct ExpertForm {
     int gate_format = kF32, up_format = kF32, down_format = kF32;
@@ -24,7 +26,8 @@ struct ExpertLayer {
     int activation = 0;
     float alpha = 1.702f;
     float limit = 0.0f;
-    std::vector<const std::byte*> gate, up, down;
+    std::vector<const std::byte*> gate, up,
+        down;  // up: empty where the activation has no use for it
     std::size_t gate_stride = 0, up_stride = 0, down_stride = 0;  // bytes from tile to tile
     std::vector<const float*> gate_bias, up_bias, down_bias;      // empty = none
     // Where experts differ: forms beside the one above, and which each has; 0 is the one above.
@@ -34,6 +37,7 @@ struct ExpertLayer {
     int experts() const { return static_cast<int>(gate.size()); }
     std::size_t forms() const { return 1 + others.size(); }
     ExpertForm form(std::size_t i) const;
+    bool has_up() const { return activation != kReluSquared; }
     // Bytes of an expert; where they differ, what they have on average.
     std::size_t row_nbytes() const;
     // Throws std::invalid_argument for sizes that cannot be.

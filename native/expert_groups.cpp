@@ -15,7 +15,7 @@ Group group_of(const ExpertLayer& layer, int expert, int first) {
             0,
             layer.form_of.empty() ? 0 : layer.form_of[e],
             layer.gate[e],
-            layer.up[e],
+            layer.has_up() ? layer.up[e] : nullptr,
             layer.down[e],
             bias(layer.gate_bias),
             bias(layer.up_bias),

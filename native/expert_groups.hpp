@@ -26,7 +26,7 @@ struct Group {
     int first;  // choice
     int count;
     int form;
-    const std::byte *gate, *up, *down;
+    const std::byte *gate, *up, *down;  // up may be nullptr
     const float *gate_bias, *up_bias, *down_bias;
 };
 

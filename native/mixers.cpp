@@ -250,24 +250,18 @@ void conv(Pool& pool, const Conv& c) {
     });
 }
 
-void delta(Pool& pool, const Delta& c) {
-    require(c.key_heads > 0 && c.value_heads > 0 && c.value_heads % c.key_heads == 0,
-            number(c.value_heads) + " value heads and " + number(c.key_heads) + " key heads",
-            "a multiple of at least 1 key head");
-    require(c.key_dim > 0 && c.value_dim > 0,
-            "heads of " + number(c.key_dim) + " and " + number(c.value_dim), "at least 1");
-    check_offsets(c.offsets, c.sequences);
-    if (c.sequences == 0) return;
-    const Pool::Busy busy(pool);
-    const MixerTable& kernels = *pool.kernels().mixers;
-    pool.reserve_scratch(kernels.delta_scratch_nbytes(c));
-    // Columns are independent: a head is cut between them where there are too few heads.
+namespace {
+
+// Heads of every sequence over the pool, run by run. `kernel` takes columns of one head's state,
+// which are independent: a head is cut between them where there are too few heads.
+template <class C, class Kernel>
+void carry(Pool& pool, const C& c, const Kernel& kernel) {
     const int sequences = sequences_of(c.runs, c.sequences);
     if (sequences == 0) return;
     const std::int64_t heads = static_cast<std::int64_t>(sequences) * c.value_heads;
-    const int blocks = (c.value_dim + Delta::kColumns - 1) / Delta::kColumns;
+    const int blocks = (c.value_dim + C::kColumns - 1) / C::kColumns;
     const int cuts = heads >= pool.threads() * kPiecesPerThread ? 1 : blocks;
-    const int columns = (blocks + cuts - 1) / cuts * Delta::kColumns;
+    const int columns = (blocks + cuts - 1) / cuts * C::kColumns;
     const std::int64_t tokens = c.offsets[c.sequences] - c.offsets[0];
     const std::int64_t work = tokens * c.key_dim * c.value_dim / sequences / cuts;
     const auto state = [&](std::int64_t slot, int head) {
@@ -280,7 +274,7 @@ void delta(Pool& pool, const Delta& c) {
             const int end = std::min(c.value_dim, at + columns);
             walk(
                 c.runs, static_cast<int>(unit / cuts / c.value_heads),
-                [&](int run) { kernels.delta(c, run, head, at, end, pool.scratch(worker)); },
+                [&](int run) { kernel(c, run, head, at, end, pool.scratch(worker)); },
                 [&](int run, std::int64_t slot) {
                     const float* from = state(c.slots[run], head);
                     float* to = state(slot, head);
@@ -290,6 +284,36 @@ void delta(Pool& pool, const Delta& c) {
                 });
         }
     });
+}
+
+template <class C>
+void check_heads(const C& c, int key_heads) {
+    require(key_heads > 0 && c.value_heads > 0 && c.value_heads % key_heads == 0,
+            number(c.value_heads) + " value heads and " + number(key_heads) + " key heads",
+            "a multiple of at least 1 key head");
+    require(c.key_dim > 0 && c.value_dim > 0,
+            "heads of " + number(c.key_dim) + " and " + number(c.value_dim), "at least 1");
+    check_offsets(c.offsets, c.sequences);
+}
+
+}  // namespace
+
+void delta(Pool& pool, const Delta& c) {
+    check_heads(c, c.key_heads);
+    if (c.sequences == 0) return;
+    const Pool::Busy busy(pool);
+    const MixerTable& kernels = *pool.kernels().mixers;
+    pool.reserve_scratch(kernels.delta_scratch_nbytes(c));
+    carry(pool, c, kernels.delta);
+}
+
+void ssm(Pool& pool, const Ssm& c) {
+    check_heads(c, c.groups);
+    if (c.sequences == 0) return;
+    const Pool::Busy busy(pool);
+    const MixerTable& kernels = *pool.kernels().mixers;
+    pool.reserve_scratch(kernels.ssm_scratch_nbytes(c));
+    carry(pool, c, kernels.ssm);
 }
 
 void route(Pool& pool, const Route& c) {

@@ -1,5 +1,5 @@
-// Norms, rotary embedding, KV, attention, convolution, delta rule and router: what one call means,
-// and the kernels of one instruction set that compute pieces of it.
+// Norms, rotary embedding, KV, attention, convolution, delta rule, state space and router: what one
+// call means, and the kernels of one instruction set that compute pieces of it.
 //
 // Invariant: a token's bits depend on its own inputs and state only, not on who shares the call,
 // how a prompt was cut, or how the work was split among threads. The meaning of every field is in
@@ -21,6 +21,9 @@ struct Add {
     std::int64_t count;
 };
 
+// What a row is multiplied by, and where. The numbers are those of _native.pyi.
+enum Gating : int { kSiluBehind = 0, kSiluBefore = 1, kSigmoidBehind = 2 };
+
 struct RmsNorm {
     const float* x;
     const float* gate;  // nullptr: no gate
@@ -36,6 +39,8 @@ struct RmsNorm {
     std::int64_t group_stride = 0;
     std::int64_t gate_group = 0;  // dense rows of the gate, groups of them gate_stride apart
     std::int64_t gate_stride = 0;
+    int gating = kSiluBehind;
+    std::int64_t weight_rows = 1;  // row i has weight row i % weight_rows
 
     // Always inlined: a copy compiled for a newer instruction set must not be linked in for all.
     [[gnu::always_inline]] const float* row(std::int64_t i) const {
@@ -158,7 +163,7 @@ struct Delta {
     std::int64_t q_stride;
     std::int64_t k_stride;
     std::int64_t v_stride;
-    const float* decay;
+    const float* decay;  // [tokens, heads], or [tokens, heads, key_dim]
     const float* beta;
     float* out;
     int sequences;
@@ -171,7 +176,33 @@ struct Delta {
     int value_dim;
     bool normalize;
     float scale;
-    bool tiled = false;  // value head i uses key head i % key_heads
+    bool tiled = false;       // value head i uses key head i % key_heads
+    bool decay_rows = false;  // each row of the state has a decay of its own
+    Runs runs = {};
+};
+
+// S = exp(decay) S + b (step x)^T; out = c.S + skip x, per head.
+struct Ssm {
+    static constexpr int kColumns = 32;  // state columns that stay in L1 over a run of tokens
+
+    const float* x;
+    const float* b;
+    const float* c;
+    std::int64_t x_stride;
+    std::int64_t b_stride;
+    std::int64_t c_stride;
+    const float* decay;
+    const float* step;
+    const float* skip;
+    float* out;
+    int sequences;
+    const std::int32_t* offsets;
+    const std::int32_t* slots;
+    float* state;
+    int groups;
+    int value_heads;
+    int key_dim;    // rows of the state
+    int value_dim;  // its columns
     Runs runs = {};
 };
 
@@ -208,6 +239,9 @@ struct MixerTable {
     std::size_t (*delta_scratch_nbytes)(const Delta& c);
     // Columns [first, last) of the state of one value head; `first` is a multiple of kColumns.
     void (*delta)(const Delta& c, int sequence, int head, int first, int last, std::byte* scratch);
+    std::size_t (*ssm_scratch_nbytes)(const Ssm& c);
+    // As `delta`.
+    void (*ssm)(const Ssm& c, int sequence, int head, int first, int last, std::byte* scratch);
     void (*route)(const Route& c, std::int64_t first, std::int64_t last, std::byte* scratch);
 };
 
@@ -220,6 +254,7 @@ void store_kv(Pool& pool, const StoreKv& c);
 void attention(Pool& pool, const Attention& c);
 void conv(Pool& pool, const Conv& c);
 void delta(Pool& pool, const Delta& c);
+void ssm(Pool& pool, const Ssm& c);
 void route(Pool& pool, const Route& c);
 
 }  // namespace headrace

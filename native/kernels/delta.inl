@@ -60,9 +60,13 @@ inline void conv_piece(const Conv& c, int sequence, std::int64_t first, std::int
 
 inline constexpr int kDeltaVectors = Delta::kColumns / F32::N;
 
+// Of a token, prepared: q, k, and the decay of each row where rows have their own.
+inline std::int64_t key_floats(const Delta& c) { return (c.decay_rows ? 3 : 2) * c.key_dim; }
+
 inline std::size_t delta_scratch_nbytes(const Delta& c) {
     const auto key_dim = static_cast<std::size_t>(c.key_dim);
-    return (key_dim * Delta::kColumns + 2 * key_dim * Delta::kTokens) * sizeof(float);
+    const auto prepared = static_cast<std::size_t>(key_floats(c));
+    return (key_dim * Delta::kColumns + prepared * Delta::kTokens) * sizeof(float);
 }
 
 // y = x * scale, or x / sqrt(sum of squares + 1e-6) * scale.
@@ -75,30 +79,35 @@ inline void scaled_key(const float* x, int n, bool normalize, float scale, float
 }
 
 // One token on kColumns columns of S (rows `stride` floats apart): S = g S + k (b (v - g k.S))^T;
-// out = q.S. Even and odd rows have their own sums, to have enough independent chains.
+// out = q.S. kRows: each row has a g of its own, in `decay`. Even and odd rows have their own sums,
+// to have enough independent chains.
+template <bool kRows>
 inline void delta_token(float* s, std::int64_t stride, int key_dim, const float* q, const float* k,
-                        float decay, float beta, const F32* v, F32* out) {
+                        const float* decay, float beta, const F32* v, F32* out) {
     constexpr int V = kDeltaVectors;
     F32 even[V], odd[V], change[V];
     for (int u = 0; u < V; ++u) even[u] = odd[u] = F32::zero();
+    const auto key = [&](int row) { return F32::set1(kRows ? k[row] * decay[row] : k[row]); };
     int i = 0;
     for (; i + 2 <= key_dim; i += 2) {
         const float* row = s + i * stride;
-        const F32 k0 = F32::set1(k[i]), k1 = F32::set1(k[i + 1]);
+        const F32 k0 = key(i), k1 = key(i + 1);
         for (int u = 0; u < V; ++u) even[u] = fma(k0, F32::load(row + u * F32::N), even[u]);
         for (int u = 0; u < V; ++u) odd[u] = fma(k1, F32::load(row + stride + u * F32::N), odd[u]);
     }
     if (i < key_dim)
         for (int u = 0; u < V; ++u)
-            even[u] = fma(F32::set1(k[i]), F32::load(s + i * stride + u * F32::N), even[u]);
-    const F32 g = F32::set1(decay);
+            even[u] = fma(key(i), F32::load(s + i * stride + u * F32::N), even[u]);
+    const F32 all = F32::set1(decay[0]);
     for (int u = 0; u < V; ++u) {
-        change[u] = (v[u] - g * (even[u] + odd[u])) * F32::set1(beta);
+        const F32 seen = kRows ? even[u] + odd[u] : all * (even[u] + odd[u]);
+        change[u] = (v[u] - seen) * F32::set1(beta);
         even[u] = odd[u] = F32::zero();
     }
     const auto update = [&](int row, F32* sums) {
         float* at = s + row * stride;
         const F32 kr = F32::set1(k[row]), qr = F32::set1(q[row]);
+        const F32 g = kRows ? F32::set1(decay[row]) : all;
         for (int u = 0; u < V; ++u) {
             const F32 now = fma(kr, change[u], F32::load(at + u * F32::N) * g);
             now.store(at + u * F32::N);
@@ -130,7 +139,7 @@ inline void store_columns(const F32* v, int n, float* to) {
     }
 }
 
-// Tokens [first, last), at most kTokens, on columns [at, at + n) of one head. q and k are prepared.
+// Tokens [first, last), at most kTokens, on columns [at, at + n) of one head. Keys are prepared.
 inline void delta_block(const Delta& c, int head, float* state, std::int64_t first,
                         std::int64_t last, int at, int n, const float* keys, float* block) {
     F32 lanes[kDeltaVectors], out[kDeltaVectors];
@@ -143,11 +152,17 @@ inline void delta_block(const Delta& c, int head, float* state, std::int64_t fir
             load_columns(state + static_cast<std::int64_t>(i) * c.value_dim + at, n, lanes);
             store_columns(lanes, Delta::kColumns, block + i * Delta::kColumns);
         }
-    for (std::int64_t t = first; t < last; ++t, keys += 2 * c.key_dim) {
+    for (std::int64_t t = first; t < last; ++t, keys += key_floats(c)) {
         const std::int64_t gate = t * c.value_heads + head;
         load_columns(c.v + t * c.v_stride + head * c.value_dim + at, n, lanes);
-        delta_token(s, stride, c.key_dim, keys, keys + c.key_dim, std::exp(c.decay[gate]),
-                    c.beta[gate], lanes, out);
+        if (c.decay_rows) {
+            delta_token<true>(s, stride, c.key_dim, keys, keys + c.key_dim, keys + 2 * c.key_dim,
+                              c.beta[gate], lanes, out);
+        } else {
+            const float decay = std::exp(c.decay[gate]);
+            delta_token<false>(s, stride, c.key_dim, keys, keys + c.key_dim, &decay, c.beta[gate],
+                               lanes, out);
+        }
         store_columns(out, n, c.out + gate * c.value_dim + at);
     }
     if (copied)
@@ -168,10 +183,13 @@ inline void delta_piece(const Delta& c, int sequence, int head, int first, int l
     for (std::int64_t t = c.offsets[sequence]; t < end; t += Delta::kTokens) {
         const std::int64_t stop = end - t < Delta::kTokens ? end : t + Delta::kTokens;
         for (std::int64_t i = t; i < stop; ++i) {
-            float* q = keys + (i - t) * 2 * c.key_dim;
+            float* q = keys + (i - t) * key_floats(c);
             const std::int64_t at = static_cast<std::int64_t>(key_head) * c.key_dim;
             scaled_key(c.q + i * c.q_stride + at, c.key_dim, c.normalize, c.scale, q);
             scaled_key(c.k + i * c.k_stride + at, c.key_dim, c.normalize, 1.0f, q + c.key_dim);
+            if (!c.decay_rows) continue;
+            const float* decay = c.decay + (i * c.value_heads + head) * c.key_dim;
+            for (int j = 0; j < c.key_dim; ++j) q[2 * c.key_dim + j] = std::exp(decay[j]);
         }
         for (int at = first; at < last; at += Delta::kColumns)
             delta_block(c, head, state, t, stop, at,

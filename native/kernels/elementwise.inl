@@ -39,6 +39,13 @@ inline F32 gelu_tanh(F32 x) {
 
 inline void activate(int activation, float alpha, float limit, float* gate, const float* up,
                      std::size_t n) {
+    if (activation == 3) {
+        each_vector(n, [&](std::size_t i, int lanes) {
+            const F32 g = max(F32::zero(), load_some(gate + i, lanes));
+            store_some(g * g, gate + i, lanes);
+        });
+        return;
+    }
     each_vector(n, [&](std::size_t i, int lanes) {
         const F32 g = load_some(gate + i, lanes);
         const F32 u = load_some(up + i, lanes);

@@ -10,6 +10,7 @@
 #include "route.inl"
 
 #include "attention.inl"
+#include "ssm.inl"
 
 namespace headrace::HEADRACE_ISA {
 
@@ -26,6 +27,8 @@ inline const MixerTable* mixer_table() {
         .conv = conv_piece,
         .delta_scratch_nbytes = delta_scratch_nbytes,
         .delta = delta_piece,
+        .ssm_scratch_nbytes = ssm_scratch_nbytes,
+        .ssm = ssm_piece,
         .route = route_tokens,
     };
     return &table;

@@ -29,10 +29,17 @@ inline float sum_of_squares(const float* x, std::int64_t width) {
     return ((a[0] + a[1]) + (a[2] + a[3])).reduce_add();
 }
 
-inline F32 norm_weight(const RmsNorm& c, std::int64_t i, int n) {
+inline F32 norm_weight(const RmsNorm& c, std::int64_t row, std::int64_t i, int n) {
     if (c.weight == nullptr) return F32::set1(1.0f);
-    const F32 w = load_lanes(c.weight + i, n);
+    const F32 w = load_lanes(c.weight + row % c.weight_rows * c.width + i, n);
     return c.plus_one ? w + F32::set1(1.0f) : w;
+}
+
+inline void gate_row(const float* x, const float* gate, std::int64_t width, float* y) {
+    for (std::int64_t i = 0; i < width; i += F32::N) {
+        const int n = width - i < F32::N ? static_cast<int>(width - i) : F32::N;
+        store_lanes(load_lanes(x + i, n) * silu(load_lanes(gate + i, n)), y + i, n);
+    }
 }
 
 inline void rms_norm_rows(const RmsNorm& c, std::int64_t first, std::int64_t last) {
@@ -40,12 +47,20 @@ inline void rms_norm_rows(const RmsNorm& c, std::int64_t first, std::int64_t las
         const float* x = c.row(row);
         const float* gate = c.gate == nullptr ? nullptr : c.gate_row(row);
         float* y = c.y + row * c.y_stride;
+        if (gate != nullptr && c.gating == kSiluBefore) {
+            gate_row(x, gate, c.width, y);
+            x = y;
+            gate = nullptr;
+        }
         const float mean = sum_of_squares(x, c.width) / static_cast<float>(c.width);
         const F32 r = F32::set1(1.0f / std::sqrt(mean + c.eps));
         for (std::int64_t i = 0; i < c.width; i += F32::N) {
             const int n = c.width - i < F32::N ? static_cast<int>(c.width - i) : F32::N;
-            F32 v = load_lanes(x + i, n) * r * norm_weight(c, i, n);
-            if (gate != nullptr) v = v * silu(load_lanes(gate + i, n));
+            F32 v = load_lanes(x + i, n) * r * norm_weight(c, row, i, n);
+            if (gate != nullptr) {
+                const F32 g = load_lanes(gate + i, n);
+                v = v * (c.gating == kSigmoidBehind ? sigmoid(g) : silu(g));
+            }
             store_lanes(v, y + i, n);
         }
     }

@@ -179,6 +179,11 @@ void states(const Pools& pools) {
                       decay.data(), y + state.size(), 4, offsets.data(), slots.data(), y, 2, 4, dim,
                       width, true, 0.2f});
         });
+        same_bits(out, "ssm", pools, [&](Pool& p, float* y) {
+            ssm(p, {v.data(), qk.data(), qk.data(), 4 * width, 2 * dim, 2 * dim, decay.data(),
+                    v.data(), qk.data(), y + state.size(), 4, offsets.data(), slots.data(), y, 2, 4,
+                    dim, width});
+        });
     }
 }
 

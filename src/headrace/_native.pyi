@@ -44,7 +44,8 @@ class ExpertLayer:
         hidden: int,
         width: int,
         # 0: silu of g, times u. 1, gpt-oss: g at most limit, u within ±limit, then
-        # g * sigmoid(alpha g) * (u + 1). 2: tanh-GELU of g, times u.
+        # g * sigmoid(alpha g) * (u + 1). 2: tanh-GELU of g, times u. 3: the square of g, 0 where g
+        # is negative; then there is no up, and its format and stride mean nothing.
         activation: int,
         gate: Sequence[int],  # one address per expert, of [width, hidden] rows
         up: Sequence[int],
@@ -218,8 +219,13 @@ class Pool:
         y: int,
         gate_group: int = 0,
         gate_stride: int = 0,
+        gating: int = 0,
+        weight_rows: int = 1,
     ) -> None:
-        """y = rms(x) * weight * silu(gate): the output norm of gated DeltaNet, per value head.
+        """The output norm of recurrent mixers, per head or group; y apart from x.
+
+        gating 0: rms(x) * weight * silu(gate); 1: rms(x * silu(gate)) * weight; 2: rms(x) * weight
+        * sigmoid(gate). Row i has weight row i % weight_rows.
         With `gate_group`, so many rows of the gate lie side by side, and the groups `gate_stride`
         floats apart."""
 
@@ -398,6 +404,7 @@ class Pool:
         normalize: bool,
         scale: float,
         tiled: bool = False,
+        decay_rows: bool = False,
         runs_of: int = 0,
         firsts: int = 0,
         keeps: int = 0,
@@ -405,10 +412,45 @@ class Pool:
         """Gated delta rule, token by token: S *= exp(decay); S += k (beta (v - k.S))^T; out =
         (scale q).S.
 
-        decay, beta: float32 [tokens, value_heads] (decay <= 0, the log). Value head i uses key head
+        decay, beta: float32 [tokens, value_heads] (decay <= 0, the log); with `decay_rows` decay is
+        [tokens, value_heads, key_dim], one of each row of S. Value head i uses key head
         i // (value_heads/key_heads), or i % key_heads if tiled.
         normalize: q and k are divided by sqrt(sum of squares + 1e-6) first. state: float32 [slots,
         value_heads, key_dim, value_dim]. Runs as in `conv`.
+        """
+
+    def ssm(
+        self,
+        *,
+        x: int,
+        b: int,
+        c: int,
+        x_stride: int,
+        b_stride: int,
+        c_stride: int,
+        decay: int,
+        step: int,
+        skip: int,
+        out: int,
+        sequences: int,
+        offsets: int,
+        slots: int,
+        state: int,
+        groups: int,
+        heads: int,
+        key_dim: int,
+        value_dim: int,
+        runs_of: int = 0,
+        firsts: int = 0,
+        keeps: int = 0,
+    ) -> None:
+        """State space recurrence, token by token: S = exp(decay) S + b (step x)^T; out = c.S +
+        skip x.
+
+        x: [tokens, heads, value_dim]; b, c: [tokens, groups, key_dim], head i uses group
+        i // (heads/groups); strides of tokens in floats. decay, step: float32 [tokens, heads]
+        (decay <= 0, the log); skip: [heads]. state: float32 [slots, heads, key_dim, value_dim].
+        Runs as in `conv`.
         """
 
     def route(

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import expert_caches
 import pytest
 import torch
 from op_cases import FORMATS, SMALL, Case, Results
+from op_states import CARRIED
 from random_tensors import Random
 from torch import Tensor
 
@@ -22,12 +22,12 @@ from headrace import _native
 from headrace.device.cpu import CpuDevice
 from headrace.ops.choose import ops_for
 from headrace.ops.reference import reference_ops
-from headrace.ops.spans import Spans
 from headrace.ops.table import (
     Activation,
     Cache,
     CacheLayer,
     ExpertRows,
+    Gating,
     Linear,
     Ops,
     Router,
@@ -76,7 +76,11 @@ def gated_rms_norm(r: Random) -> Iterator[Case]:
     for shape in ((1, 1, 12), (5, 3, 33)):
         x, weight = r.normal(*shape), r.normal(shape[-1])
         for gate in (r.normal(*shape), r.strided(*shape)):
-            yield lambda ops, a=(x, gate, weight): (ops.gated_rms_norm(*a, 1e-3),)
+            for gating in Gating:
+                for w in (weight, r.normal(*shape[1:])):
+                    yield lambda ops, a=(x, gate, w), g=gating: (
+                        ops.gated_rms_norm(*a, 1e-3, gating=g),
+                    )
 
 
 def rope(r: Random) -> Iterator[Case]:
@@ -130,72 +134,6 @@ def attention(r: Random) -> Iterator[Case]:
             for sinks in (None, r.normal(heads)):
                 yield lambda ops, a=(q, k, v, spans), w=window, s=sinks: (
                     ops.attention(*a, scale=0.3, window=w, sinks_H=s),
-                )
-
-
-def conv(r: Random) -> Iterator[Case]:
-    for lengths, channels, kernel in (([1], 7, 4), ([1, 9, 2], 33, 4), ([17, 1], 10, 3)):
-        spans = r.spans(lengths, [0] * len(lengths), 4)
-        x = r.strided(sum(lengths), 1, channels)[:, 0]
-        weight, before = r.normal(channels, kernel), r.normal(len(lengths), channels, kernel - 1)
-        for silu, bias in ((True, None), (False, r.normal(channels))):
-
-            def case(
-                ops: Ops,
-                x: Tensor = x,
-                w: Tensor = weight,
-                bias: Tensor | None = bias,
-                before: Tensor = before,
-                spans: Spans = spans,
-                *,
-                silu: bool = silu,
-            ) -> Results:
-                state = before.clone()
-                return ops.conv(x, w, bias, state, spans, silu=silu), state
-
-            yield case
-            # Two more slots get the states behind the first run and behind the last.
-            if len(lengths) == 3:
-                yield partial(
-                    case,
-                    before=torch.cat([before, before[:2] * float("nan")]),
-                    spans=r.runs(spans, [[], [1, 5], []], [-1, 4, -1, -1, 3]),
-                )
-
-
-def delta(r: Random) -> Iterator[Case]:
-    for lengths, groups, heads, width, value in (
-        ([1], 1, 1, 5, 3),
-        ([1, 9, 2], 2, 6, 9, 11),
-        ([70], 2, 2, 16, 33),
-    ):
-        tokens = sum(lengths)
-        spans = r.spans(lengths, [0] * len(lengths), 4)
-        q, k = r.strided(tokens, groups, width), r.strided(tokens, groups, width)
-        v = r.strided(tokens, heads, value)
-        decay, beta = -r.normal(tokens, heads).abs(), r.normal(tokens, heads).sigmoid()
-        before = r.normal(len(lengths), heads, width, value)
-        for normalize, tiled in ((True, False), (False, True)):
-
-            def case(
-                ops: Ops,
-                a: Results = (q, k * 0.3, v, decay, beta),
-                before: Tensor = before,
-                spans: Spans = spans,
-                *,
-                normalize: bool = normalize,
-                tiled: bool = tiled,
-            ) -> Results:
-                state = before.clone()
-                y = ops.delta(*a, state, spans, normalize=normalize, scale=0.4, tiled=tiled)
-                return y, state
-
-            yield case
-            if len(lengths) == 3:
-                yield partial(
-                    case,
-                    before=torch.cat([before, before[:2] * float("nan")]),
-                    spans=r.runs(spans, [[], [2, 3], []], [-1, 4, -1, -1, 3]),
                 )
 
 
@@ -302,7 +240,7 @@ def _experts(
     biased = kind == Activation.CLAMPED_SIGMOID
     rows = ExpertRows(
         [p[0::2] for p in pairs],
-        [p[1::2] for p in pairs],
+        [p[1::2] for p in pairs] if kind.has_up else (),
         list(down),
         kind,
         [r.normal(width) for _ in range(count)] if biased else (),
@@ -327,8 +265,7 @@ OPS: dict[str, Callable[[Random], Iterator[Case]]] = {
         rope,
         store_kv,
         attention,
-        conv,
-        delta,
+        *CARRIED,
         route,
         experts,
         experts_parts,

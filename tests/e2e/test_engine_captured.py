@@ -35,6 +35,7 @@ FAMILIES = [
     "exaone_moe",
     "qwen3_next",
     "lfm2_moe",
+    "nemotron_h",
 ]
 
 

@@ -18,7 +18,14 @@ from headrace.engine.request import Request, Sampling
 from headrace.errors import CapacityError, DeviceError, RequestError
 from headrace.experts.placement import Hybrid
 
-FAMILIES = ["mixtral", "gpt_oss", "olmoe", "qwen3_moe-dense-tied-linear", "qwen3_5_moe"]
+FAMILIES = [
+    "mixtral",
+    "gpt_oss",
+    "olmoe",
+    "qwen3_moe-dense-tied-linear",
+    "qwen3_5_moe",
+    "nemotron_h",
+]
 PLACEMENTS: dict[str, dict[str, object]] = {
     "resident": {"placement": "resident"},
     "host": {"placement": "host"},

@@ -14,7 +14,7 @@ from headrace.cache.anchors import Cuts
 from headrace.engine.engine import Engine
 from headrace.engine.request import Request, RequestId, Sampling
 
-FAMILIES = ["mixtral", "gpt_oss", "qwen3_5_moe", "mixtral-window-llama3", "lfm2_moe"]
+FAMILIES = ["mixtral", "gpt_oss", "qwen3_5_moe", "mixtral-window-llama3", "lfm2_moe", "nemotron_h"]
 VOCAB = tiny.VOCAB
 SIZE = 4
 Said = tuple[list[int], list[object]]  # tokens, and their log probabilities to the bit

@@ -139,13 +139,13 @@ class RowReader:
             parts = [_part(one) for one in placed]
             return spread(memory, parts, step, count=count, form_of=form_of)
 
-        gate, up, down = (kind(placed) for placed in zip(*(f.parts for f in forms), strict=True))
+        gate, *up, down = (kind(placed) for placed in zip(*(f.parts for f in forms), strict=True))
         biases = [kind(placed) for placed in zip(*(f.biases for f in forms), strict=True)]
         gate_bias, up_bias, down_bias = cast(list[Sequence[Tensor]], biases or [(), (), ()])
         return replace(
             self._frame(layer),
             gate=gate,
-            up=up,
+            up=up[0] if up else (),
             down=down,
             gate_bias=gate_bias,
             up_bias=up_bias,

@@ -1,4 +1,4 @@
-"""A gated feed-forward block for every token, run as a single expert."""
+"""A feed-forward block for every token, run as a single expert."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class OneExpert:
 
 
 class DenseBlock:
-    """down(act(gate x) * up x)."""
+    """down(act(gate x) * up x), or without up."""
 
     def __init__(self, spec: Dense, scope: Scope, ops: Ops, everyone: OneExpert) -> None:
         self._ops, self._everyone = ops, everyone

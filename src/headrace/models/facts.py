@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headrace.models.spec import Attention, DeltaRule, LayerSpec, ModelSpec, Moe
+from headrace.models.spec import Attention, DeltaRule, LayerSpec, ModelSpec, Moe, Ssm
 from headrace.planning.facts import KvNeed, ModelFacts, RecurrentNeed, StateNeed
 from headrace.weights.plan import WeightPlan
 from headrace.weights.rows import row_names
@@ -38,8 +38,10 @@ def facts_of(spec: ModelSpec, plan: WeightPlan) -> ModelFacts:
     )
 
 
-def _state(layer: LayerSpec) -> StateNeed:
+def _state(layer: LayerSpec) -> StateNeed | None:
     mixer = layer.mixer
+    if mixer is None:
+        return None
     if isinstance(mixer, Attention):
         return KvNeed(
             mixer.kv_heads * mixer.head_dim,
@@ -50,36 +52,39 @@ def _state(layer: LayerSpec) -> StateNeed:
     matrix = None
     if isinstance(mixer, DeltaRule):
         matrix = mixer.value_heads, mixer.key_dim, mixer.value_dim
+    if isinstance(mixer, Ssm):
+        matrix = mixer.heads, mixer.state, mixer.head_dim
     return RecurrentNeed(matrix, (mixer.channels, mixer.kernel - 1))
 
 
 def _row(plan: WeightPlan, layer: int, moe: Moe, count: Callable[[str], int]) -> int:
     """What `count` says of the tensors of one expert."""
-    names = [f"{name}{end}" for name in row_names(layer) for end in _ends(moe)]
-    return -(-sum(count(name) for name in names) // moe.experts)
+    return -(-sum(count(name) for name in _names(layer, moe)) // moe.experts)
 
 
 def _widest(plan: WeightPlan, layer: int, moe: Moe) -> int:
     """Bytes in a slot, where every tensor starts on a cache line."""
     rows = [0] * moe.experts
-    for name in (f"{name}{end}" for name in row_names(layer) for end in _ends(moe)):
+    for name in _names(layer, moe):
         for expert, nbytes in enumerate(plan.nbytes_of_each(name, moe.experts)):
             rows[expert] += -(-nbytes // LINE) * LINE
     return max(rows)
 
 
-def _ends(moe: Moe) -> tuple[str, ...]:
-    return ("", ".bias") if moe.expert_bias else ("",)
+def _names(layer: int, moe: Moe) -> list[str]:
+    """Of all tensors of the routed experts."""
+    ends = ("", ".bias") if moe.expert_bias else ("",)
+    kept = [n for n in row_names(layer) if moe.activation.has_up or not n.endswith(".up")]
+    return [f"{name}{end}" for name in kept for end in ends]
 
 
 def _dense_weights(spec: ModelSpec, plan: WeightPlan) -> int:
     """Of all that meets every token of a prompt: no routed expert, no embedding of its own."""
     gone = {
-        f"{name}{end}"
+        name
         for i, layer in enumerate(spec.layers)
         if isinstance(layer.ffn, Moe)
-        for name in row_names(i)
-        for end in _ends(layer.ffn)
+        for name in _names(i, layer.ffn)
     }
     gone |= set() if spec.tied else {"embed"}
     return sum(plan.weights(name) for name in plan.pieces if name not in gone)

@@ -12,6 +12,7 @@ from headrace.models.spec import (
     Moe,
     QkNorm,
     ShortConv,
+    Ssm,
 )
 
 Shapes = dict[str, tuple[int, ...]]
@@ -30,9 +31,11 @@ def needs_of(spec: ModelSpec) -> Shapes:
 
 def _layer(hidden: int, layer: LayerSpec) -> Shapes:
     mixer, ffn = layer.mixer, layer.ffn
-    shapes: Shapes = {"mixer_norm": (hidden,), "ffn_norm": (hidden,)}
-    shapes |= _mixer(hidden, mixer)
-    shapes |= _mlp("dense", hidden, ffn) if isinstance(ffn, Dense) else _moe(hidden, ffn)
+    shapes: Shapes = {name: (hidden,) for name in layer.norms if name is not None}
+    if mixer is not None:
+        shapes |= _mixer(hidden, mixer)
+    if ffn is not None:
+        shapes |= _mlp("dense", hidden, ffn) if isinstance(ffn, Dense) else _moe(hidden, ffn)
     return shapes
 
 
@@ -41,7 +44,7 @@ def _mixer(hidden: int, mixer: Mixer) -> Shapes:
         return _attention(hidden, mixer)
     if isinstance(mixer, DeltaRule):
         return _delta(hidden, mixer)
-    return _short_conv(hidden, mixer)
+    return _ssm(hidden, mixer) if isinstance(mixer, Ssm) else _short_conv(hidden, mixer)
 
 
 def _attention(hidden: int, a: Attention) -> Shapes:
@@ -92,13 +95,24 @@ def _short_conv(hidden: int, c: ShortConv) -> Shapes:
     )
 
 
+def _ssm(hidden: int, s: Ssm) -> Shapes:
+    shapes: Shapes = {
+        "zxbcdt": (s.inner + s.channels + s.heads, hidden),
+        "conv": (s.channels, s.kernel),
+        "rate" if s.rate else "a_log": (s.heads,),
+        "dt_bias": (s.heads,),
+        "skip": (s.heads,),
+        "ssm_norm": (s.inner,),
+        "o": (hidden, s.inner),
+    }
+    biased = ("conv",) * s.conv_bias + ("zxbcdt", "o") * s.bias
+    return shapes | {f"{name}.bias": shapes[name][:1] for name in biased}
+
+
 def _mlp(stem: str, hidden: int, width_of: Dense) -> Shapes:
     width = width_of.width
-    return {
-        f"{stem}.gate": (width, hidden),
-        f"{stem}.up": (width, hidden),
-        f"{stem}.down": (hidden, width),
-    }
+    ups = ("gate", "up") if width_of.activation.has_up else ("gate",)
+    return {**{f"{stem}.{n}": (width, hidden) for n in ups}, f"{stem}.down": (hidden, width)}
 
 
 def _moe(hidden: int, moe: Moe) -> Shapes:
@@ -106,9 +120,10 @@ def _moe(hidden: int, moe: Moe) -> Shapes:
     shapes: Shapes = {
         "router": (n, hidden),
         "experts.gate": (n, width, hidden),
-        "experts.up": (n, width, hidden),
         "experts.down": (n, hidden, width),
     }
+    if moe.activation.has_up:
+        shapes["experts.up"] = shapes["experts.gate"]
     if moe.router_bias:
         shapes["router.bias"] = (n,)
     if moe.correction_bias:
@@ -118,7 +133,7 @@ def _moe(hidden: int, moe: Moe) -> Shapes:
             f"{k}.bias": shapes[k][:2] for k in ("experts.gate", "experts.up", "experts.down")
         }
     if moe.shared:
-        shapes |= _mlp("shared", hidden, Dense(moe.shared.width))
+        shapes |= _mlp("shared", hidden, Dense(moe.shared.width, moe.activation))
         if moe.shared.gated:
             shapes["shared_gate"] = (1, hidden)
     return shapes

@@ -118,8 +118,35 @@ class ShortConv:
 
 
 @dataclass(frozen=True, slots=True)
+class Ssm:
+    """Mamba 2 (arXiv 2405.21060): one projection yields a gate, what a short convolution takes (x
+    of all heads, b and c of all groups) and a step of each head. `rate`: A is stored as
+    -exp(A_log). `bias`: of the projections.
+    """
+
+    heads: int
+    head_dim: int
+    groups: int  # of b and c, and of the gated norm behind
+    state: int
+    kernel: int
+    conv_bias: bool = True
+    bias: bool = False
+    rate: bool = False
+
+    @property
+    def inner(self) -> int:
+        """Channels of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: x, b and c side by side."""
+        return self.inner + 2 * self.groups * self.state
+
+
+@dataclass(frozen=True, slots=True)
 class Dense:
-    """One gated feed-forward block for all tokens."""
+    """One feed-forward block for all tokens."""
 
     width: int
     activation: Activation = Activation.SILU
@@ -151,16 +178,23 @@ class Moe:
     shared: SharedExpert | None = None
 
 
-Mixer = Attention | DeltaRule | ShortConv
+Mixer = Attention | DeltaRule | ShortConv | Ssm
 Ffn = Dense | Moe
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """x += mixer(norm(x)); x += ffn(norm(x))."""
+    """x += mixer(norm(x)); x += ffn(norm(x)); one of both may be absent."""
 
-    mixer: Mixer
-    ffn: Ffn
+    mixer: Mixer | None
+    ffn: Ffn | None
+
+    @property
+    def norms(self) -> tuple[str | None, str | None]:
+        """Names of the norms of mixer and feed-forward part, None for one that is absent."""
+        if self.mixer is None:
+            return None, "norm"
+        return ("norm", None) if self.ffn is None else ("mixer_norm", "ffn_norm")
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,13 +41,19 @@ class Scope:
         return Linear(tuple(parts), joined, exact)
 
     def mlp(self, stem: str, activation: Activation) -> ExpertRows:
-        """A dense gated block as a single expert."""
-        gate, up, down = ([self.matrix(f"{stem}.{kind}")] for kind in KINDS)
+        """A dense block as a single expert."""
+        gate, up, down = (
+            [self.matrix(f"{stem}.{kind}")] if kind != "up" or activation.has_up else ()
+            for kind in KINDS
+        )
         return ExpertRows(gate, up, down, activation)
 
     def experts(self, moe: Moe) -> ExpertRows:
         """The routed experts of this layer."""
-        gate, up, down = (self._stack(f"experts.{kind}") for kind in KINDS)
+        gate, up, down = (
+            self._stack(f"experts.{kind}") if kind != "up" or moe.activation.has_up else ()
+            for kind in KINDS
+        )
         return replace(self.frame(moe), gate=gate, up=up, down=down)
 
     def frame(self, moe: Moe) -> ExpertRows:

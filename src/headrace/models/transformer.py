@@ -16,23 +16,33 @@ from headrace.models.delta import DeltaBlock
 from headrace.models.dense import DenseBlock, OneExpert
 from headrace.models.moe import MoeBlock
 from headrace.models.rope import angle_factor, frequencies
-from headrace.models.spec import Attention, DeltaRule, Dense, Mixer, ModelSpec, Rope
+from headrace.models.spec import (
+    Attention,
+    DeltaRule,
+    Dense,
+    Ffn,
+    Mixer,
+    ModelSpec,
+    Rope,
+    ShortConv,
+)
+from headrace.models.ssm import SsmBlock
 from headrace.models.state import Batch, Experts, KvPool, LayerState, RecurrentPool, State
 from headrace.models.tensors import Scope
 from headrace.ops.spans import Spans
 from headrace.ops.table import Linear, Ops
 
-MixerBlock = AttentionBlock | DeltaBlock | ConvBlock
+MixerBlock = AttentionBlock | DeltaBlock | ConvBlock | SsmBlock
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """x += mixer(norm(x)); x += ffn(norm(x))."""
+    """x += mixer(norm(x)); x += ffn(norm(x)), each where it is there."""
 
-    mixer_norm_D: Tensor
-    mixer: MixerBlock
-    ffn_norm_D: Tensor
-    ffn: DenseBlock | MoeBlock
+    mixer_norm_D: Tensor | None
+    mixer: MixerBlock | None
+    ffn_norm_D: Tensor | None
+    ffn: DenseBlock | MoeBlock | None
     rope: Rope | None
 
 
@@ -61,12 +71,14 @@ class Transformer:
         x_TD = ops.lookup(self._embed_VD, batch.tokens_T)
         angles = {rope: ops.angles(batch.positions_T, *turn) for rope, turn in self._turns.items()}
         for layer, own in zip(self._layers, state, strict=True):
-            turned = None if layer.rope is None else angles[layer.rope]
-            normed = self._norm(x_TD, layer.mixer_norm_D)
-            ops.add(x_TD, self._mix(layer, normed, batch.spans_of(own), own, turned))
-            normed = self._norm(x_TD, layer.ffn_norm_D)
+            if layer.mixer_norm_D is not None:
+                turned = None if layer.rope is None else angles[layer.rope]
+                normed = self._norm(x_TD, layer.mixer_norm_D)
+                ops.add(x_TD, self._mix(layer, normed, batch.spans_of(own), own, turned))
             ffn = layer.ffn
-            ops.add(x_TD, ffn(normed) if isinstance(ffn, DenseBlock) else ffn(normed, experts))
+            if layer.ffn_norm_D is not None and ffn is not None:
+                normed = self._norm(x_TD, layer.ffn_norm_D)
+                ops.add(x_TD, ffn(normed) if isinstance(ffn, DenseBlock) else ffn(normed, experts))
         if batch.rows_N.shape[0] == 0:  # a chunk of a prompt that goes on
             return x_TD.new_empty(0, self.spec.vocab)
         x_ND = self._norm(ops.lookup(x_TD, batch.rows_N), self._norm_D)
@@ -87,11 +99,15 @@ class Transformer:
         block = self._layers[to].ffn
         assert isinstance(block, MoeBlock)
         if to not in self._renorms:
-            own, their = (
-                self._layers[i].ffn_norm_D + int(self.spec.norm_plus_one) for i in (layer, to)
-            )
+            own, their = (self._ffn_norm(i) for i in (layer, to))
             self._renorms[to] = torch.where(own == 0, 0.0, their / own)
         return block.route(x_TD * self._renorms[to]).ids_TX
+
+    def _ffn_norm(self, layer: int) -> Tensor:
+        """What its norm multiplies by."""
+        weight = self._layers[layer].ffn_norm_D
+        assert weight is not None
+        return weight + int(self.spec.norm_plus_one)
 
     def prepare(self, tokens: int) -> None:
         """Makes what steps of so many tokens share, so that no capture has to."""
@@ -105,6 +121,7 @@ class Transformer:
             assert isinstance(own, KvPool)
             return mixer(x_TD, spans, own, angles)
         assert isinstance(own, RecurrentPool)
+        assert mixer is not None
         return mixer(x_TD, spans, own)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -114,13 +131,12 @@ class Transformer:
 def _layer(i: int, model: ModelSpec, tensors: Scope, ops: Ops, everyone: OneExpert) -> Layer:
     spec, scope = model.layers[i], tensors.within(f"layers.{i}")
     mixer, ffn = spec.mixer, spec.ffn
+    mixer_norm, ffn_norm = (None if n is None else scope.vector(n) for n in spec.norms)
     return Layer(
-        scope.vector("mixer_norm"),
-        _mixer(model, mixer, scope, ops),
-        scope.vector("ffn_norm"),
-        DenseBlock(ffn, scope, ops, everyone)
-        if isinstance(ffn, Dense)
-        else MoeBlock(i, ffn, scope, ops, everyone),
+        mixer_norm,
+        None if mixer is None else _mixer(model, mixer, scope, ops),
+        ffn_norm,
+        None if ffn is None else _ffn(i, ffn, scope, ops, everyone),
         mixer.rope if isinstance(mixer, Attention) else None,
     )
 
@@ -130,4 +146,14 @@ def _mixer(model: ModelSpec, spec: Mixer, scope: Scope, ops: Ops) -> MixerBlock:
         return AttentionBlock(model, spec, scope, ops)
     if isinstance(spec, DeltaRule):
         return DeltaBlock(model, spec, scope, ops)
-    return ConvBlock(spec, scope, ops)
+    if isinstance(spec, ShortConv):
+        return ConvBlock(spec, scope, ops)
+    return SsmBlock(model, spec, scope, ops)
+
+
+def _ffn(
+    layer: int, spec: Ffn, scope: Scope, ops: Ops, everyone: OneExpert
+) -> DenseBlock | MoeBlock:
+    if isinstance(spec, Dense):
+        return DenseBlock(spec, scope, ops, everyone)
+    return MoeBlock(layer, spec, scope, ops, everyone)

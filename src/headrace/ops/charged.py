@@ -61,7 +61,7 @@ def _expert_work(ids_TX: Tensor, rows: ExpertRows) -> tuple[int, int]:
     """(bytes, operations) of the experts that are chosen: each is read once."""
     ids = [e for e in ids_TX.flatten().tolist() if e >= 0]
     gate = rows.gate[0]
-    weights = 3 * gate.shape[0] * gate.shape[1]
-    kinds = (rows.gate, rows.up, rows.down)
+    kinds = [kind for kind in (rows.gate, rows.up, rows.down) if kind]
+    weights = len(kinds) * gate.shape[0] * gate.shape[1]
     nbytes = sum(nbytes_of(kind[e]) for e in set(ids) for kind in kinds)
     return nbytes, 2 * len(ids) * weights

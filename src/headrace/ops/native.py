@@ -22,6 +22,7 @@ from headrace.ops.plan.native import NativeObserve, NativePlan
 from headrace.ops.residual.native import NativeAdd
 from headrace.ops.rope.native import NativeRope
 from headrace.ops.route.native import NativeRoute
+from headrace.ops.ssm.native import NativeSsm
 from headrace.ops.table import Ops
 
 
@@ -47,6 +48,7 @@ def native_ops(pool: Pool, *, exact: bool) -> Ops:
         attention=NativeAttention(pool),
         conv=NativeConv(pool),
         delta=NativeDelta(pool),
+        ssm=NativeSsm(pool),
         route=NativeRoute(pool),
         experts=NativeExperts(pool, exact=exact),
         experts_parts=NativeExpertsParts(pool, exact=exact),

@@ -15,6 +15,7 @@ from headrace.ops.plan.reference import observe, plan
 from headrace.ops.residual.reference import add
 from headrace.ops.rope.reference import rope
 from headrace.ops.route.reference import route
+from headrace.ops.ssm.reference import ssm
 from headrace.ops.table import Ops
 
 
@@ -39,6 +40,7 @@ def reference_ops() -> Ops:
         attention=attention,
         conv=conv,
         delta=delta,
+        ssm=ssm,
         route=route,
         experts=experts,
         experts_parts=experts_parts,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol
 
+from headrace.ops.carried import ConvOp, DeltaOp, SsmOp
 from headrace.planning.policies import Fade
 
 if TYPE_CHECKING:  # specs name these types before torch is loaded
@@ -28,6 +29,20 @@ class Activation(IntEnum):
     SILU = 0  # silu(g) * u
     CLAMPED_SIGMOID = 1  # g = min(g, limit), u = clamp(u, ±limit): g * sigmoid(alpha g) * (u + 1)
     GELU_TANH = 2  # gelu_tanh(g) * u
+    RELU_SQUARED = 3  # max(g, 0)^2; there is no u
+
+    @property
+    def has_up(self) -> bool:
+        """Whether an expert has an up matrix beside gate and down."""
+        return self != Activation.RELU_SQUARED
+
+
+class Gating(IntEnum):
+    """How a norm behind a recurrence is gated. The numbers are the native kernels'."""
+
+    SILU = 0  # rms(x) * weight * silu(gate)
+    SILU_BEFORE = 1  # rms(x * silu(gate)) * weight
+    SIGMOID = 2  # rms(x) * weight * sigmoid(gate)
 
 
 class Score(IntEnum):
@@ -62,8 +77,8 @@ class Linear:
 @dataclass(frozen=True, slots=True)
 class ExpertRows:
     """The experts of one layer where they lie. gate[e], up[e]: [F, D]; down[e]: [D, F]; any row
-    stride, unit column stride; gate, up and down may differ in format, and so may experts. Biases
-    are float32 or absent altogether.
+    stride, unit column stride; gate, up and down may differ in format, and so may experts. No up
+    where the activation has no use for it. Biases are float32 or absent altogether.
     """
 
     gate: Sequence[Weight]
@@ -159,8 +174,18 @@ class RmsNormOp(Protocol):
 
 
 class GatedRmsNormOp(Protocol):
-    def __call__(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """rms(x) * weight * silu(gate) over the last axis; x and gate have one shape."""
+    def __call__(
+        self,
+        x: Tensor,
+        gate: Tensor,
+        weight: Tensor,
+        eps: float,
+        *,
+        gating: Gating = Gating.SILU,
+    ) -> Tensor:
+        """rms(x) times weight and gate over the last axis; x and gate have one shape [T, H, D] or
+        [T, D]. weight: [D], or [H, D].
+        """
         ...
 
 
@@ -252,42 +277,6 @@ class AttentionOp(Protocol):
         ...
 
 
-class ConvOp(Protocol):
-    def __call__(
-        self,
-        x_TC: Tensor,
-        weight_CK: Tensor,
-        bias_C: Tensor | None,
-        state: Tensor,
-        spans: Spans,
-        *,
-        silu: bool,
-    ) -> Tensor:
-        """Causal depthwise convolution, and silu where wanted; state [slots, C, K-1] is read and
-        updated.
-        """
-        ...
-
-
-class DeltaOp(Protocol):
-    def __call__(
-        self,
-        q_TGD: Tensor,
-        k_TGD: Tensor,
-        v_THV: Tensor,
-        decay_TH: Tensor,
-        beta_TH: Tensor,
-        state: Tensor,
-        spans: Spans,
-        *,
-        normalize: bool,
-        scale: float,
-        tiled: bool = False,
-    ) -> Tensor:
-        """Gated delta rule, [T, H, V]; state [slots, H, D, V] is read and updated."""
-        ...
-
-
 class RouteOp(Protocol):
     def __call__(self, logits_TE: Tensor, bias_E: Tensor | None, router: Router) -> Routing: ...
 
@@ -364,6 +353,7 @@ class Ops:
     attention: AttentionOp
     conv: ConvOp
     delta: DeltaOp
+    ssm: SsmOp
     route: RouteOp
     experts: ExpertsOp
     experts_parts: ExpertsPartsOp

@@ -55,7 +55,9 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class RowForm:
-    """How a row lies in a slot: gate, up and down, then their biases, copied from memory."""
+    """How a row lies in a slot: gate, up where there is one, and down, then their biases, copied
+    from memory.
+    """
 
     parts: tuple[Placed, ...]
     end: int
@@ -135,7 +137,9 @@ _Row = Sequence["_Part | PackedPiece"]
 
 
 def row_names(layer: int) -> tuple[str, ...]:
-    """Canonical names of what a row consists of. Biases stay in memory: they are small."""
+    """Canonical names of what a row consists of, but for an up that it may lack. Biases stay in
+    memory: they are small.
+    """
     return tuple(f"layers.{layer}.experts.{kind}" for kind in KINDS)
 
 
@@ -166,7 +170,7 @@ def without_rows(plan: WeightPlan, experts: Sequence[int]) -> WeightPlan:
 def _layer(
     pieces: Mapping[str, tuple[AnyPiece, ...]], layer: int, count: int, files: dict[Path, int]
 ) -> LayerRows:
-    named = [pieces[name] for name in row_names(layer)]
+    named = [pieces[name] for name in row_names(layer) if name in pieces]
     rows = [[_matrix(group, expert) for group in named] for expert in range(count)]
     groups = [_grouped(row) for row in rows]
     made = _direct(rows, groups, files) or _staged(rows, groups, files)

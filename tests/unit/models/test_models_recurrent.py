@@ -1,4 +1,4 @@
-"""Configs of LFM2-MoE, as published."""
+"""Configs of LFM2-MoE and Nemotron 3 Nano, as published."""
 
 from __future__ import annotations
 
@@ -8,9 +8,21 @@ from typing import Any
 import pytest
 
 from headrace.errors import CheckpointError
+from headrace.models.facts import _state
 from headrace.models.registry import family_of
-from headrace.models.spec import Attention, Dense, ModelSpec, Moe, QkNorm, Rope, ShortConv
-from headrace.ops.table import Score
+from headrace.models.spec import (
+    Attention,
+    Dense,
+    ModelSpec,
+    Moe,
+    QkNorm,
+    Rope,
+    SharedExpert,
+    ShortConv,
+    Ssm,
+)
+from headrace.ops.table import Activation, Score
+from headrace.planning.facts import RecurrentNeed
 from headrace.weights.checkpoint import SafetensorsCheckpoint
 
 LFM2_8B: dict[str, Any] = {
@@ -48,6 +60,64 @@ LFM2_8B: dict[str, Any] = {
     "vocab_size": 65536,
 }
 
+NEMOTRON_3_NANO: dict[str, Any] = {
+    "architectures": ["NemotronHForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "auto_map": {"AutoConfig": "configuration_nemotron_h.NemotronHConfig"},
+    "bos_token_id": 1,
+    "chunk_size": 128,
+    "conv_kernel": 4,
+    "eos_token_id": 2,
+    "expand": 2,
+    "head_dim": 128,
+    "hidden_dropout": 0.0,
+    "hidden_size": 2688,
+    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    "initializer_range": 0.02,
+    "intermediate_size": 1856,
+    "layer_norm_epsilon": 1e-05,
+    "mamba_head_dim": 64,
+    "mamba_hidden_act": "silu",
+    "mamba_num_heads": 64,
+    "mamba_proj_bias": False,
+    "mamba_ssm_cache_dtype": "float32",
+    "max_position_embeddings": 262144,
+    "mlp_bias": False,
+    "mlp_hidden_act": "relu2",
+    "model_type": "nemotron_h",
+    "moe_intermediate_size": 1856,
+    "moe_shared_expert_intermediate_size": 3712,
+    "n_group": 1,
+    "n_groups": 8,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "norm_eps": 1e-05,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 52,
+    "num_key_value_heads": 2,
+    "num_logits_to_keep": 1,
+    "partial_rotary_factor": 1.0,
+    "rescale_prenorm_residual": True,
+    "residual_in_fp32": False,
+    "rope_theta": 10000,
+    "routed_scaling_factor": 2.5,
+    "sliding_window": None,
+    "ssm_state_size": 128,
+    "tie_word_embeddings": False,
+    "time_step_floor": 0.0001,
+    "time_step_limit": [0.0, float("inf")],
+    "time_step_max": 0.1,
+    "time_step_min": 0.001,
+    "topk_group": 1,
+    "use_bias": False,
+    "use_conv_bias": True,
+    "use_mamba_kernels": True,
+    "vocab_size": 131072,
+}
+
 
 def spec_of(config: dict[str, Any]) -> ModelSpec:
     return family_of(SafetensorsCheckpoint(Path("model"), config, {}))[1]
@@ -68,3 +138,35 @@ def test_lfm2_moe() -> None:
     assert (moe.experts, moe.width, moe.correction_bias) == (32, 1792, True)
     with pytest.raises(CheckpointError, match="layer_types"):
         spec_of({**LFM2_8B, "layer_types": ["mamba"] * 24})
+
+
+def test_nemotron_3_nano() -> None:
+    spec = spec_of(NEMOTRON_3_NANO)
+    kinds = [type(layer.mixer or layer.ffn) for layer in spec.layers]
+    assert [kinds.count(kind) for kind in (Ssm, Moe, Attention)] == [23, 23, 6]
+    assert [layer.norms for layer in spec.layers[:2]] == [("norm", None), (None, "norm")]
+    ssm, moe, attention = spec.layers[0].mixer, spec.layers[1].ffn, spec.layers[5].mixer
+    assert isinstance(ssm, Ssm)
+    assert isinstance(moe, Moe)
+    assert isinstance(attention, Attention)
+    assert (ssm.inner, ssm.channels) == (4096, 6144)
+    assert [_state(layer) for layer in spec.layers[:2]] == [
+        RecurrentNeed((64, 128, 64), (6144, 3)),
+        None,
+    ]
+    assert (attention.rope, attention.kv_heads, attention.head_dim) == (None, 2, 128)
+    assert (moe.activation, moe.activation.has_up) == (Activation.RELU_SQUARED, False)
+    assert moe.shared == SharedExpert(3712, gated=False)
+    assert (moe.router.score, moe.router.scale, moe.correction_bias) == (Score.SIGMOID, 2.5, True)
+    words = {"M": "mamba", "E": "moe", "*": "attention"}
+    named = [words[letter] for letter in NEMOTRON_3_NANO["hybrid_override_pattern"]]
+    other = {**NEMOTRON_3_NANO, "layers_block_type": named, "hybrid_override_pattern": None}
+    assert spec_of(other) == spec
+    for key, value in (
+        ("hybrid_override_pattern", "MEX"),
+        ("time_step_limit", [0.001, 0.1]),
+        ("moe_latent_size", 1024),
+        ("mlp_bias", True),
+    ):
+        with pytest.raises(CheckpointError, match=key):
+            spec_of({**NEMOTRON_3_NANO, key: value})

@@ -33,7 +33,8 @@ from headrace.weights.ftw_journal import JOURNAL
 from headrace.weights.verify import verify_ftw
 
 PROMPT = list(range(3, 40))
-FAMILIES = ("qwen3_moe-dense-tied-linear", "gpt_oss", "qwen3_5_moe-wrapped", "mixtral")
+FAMILIES = ("qwen3_moe-dense-tied-linear", "gpt_oss", "qwen3_5_moe-wrapped", "mixtral",
+            "nemotron_h")  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from headrace.models.families.common import (
 )
 from headrace.models.fields import Fields
 from headrace.models.spec import Dense, Ffn, Moe, SharedExpert
-from headrace.ops.table import Router, Score
+from headrace.ops.table import Activation, Router, Score
 from headrace.weights.names import NameMap, Rule, rule
 
 _L = "layers.{layer}"
@@ -49,6 +49,7 @@ def moe_of(
     shared: str = "n_shared_experts",
     width: str = "moe_intermediate_size",
     scale: str = "routed_scaling_factor",
+    activation: Activation | None = None,
     renormalize: bool = True,
 ) -> Moe:
     """From the keys of this kind of config; the names of some differ. `renormalize`: where
@@ -80,7 +81,7 @@ def moe_of(
         experts=count,
         width=own_width,
         router=router,
-        activation=fields.activation(),
+        activation=fields.activation() if activation is None else activation,
         correction_bias=True,
         shared=SharedExpert(beside * own_width, gated=False) if beside else None,
     )

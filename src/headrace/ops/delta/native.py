@@ -32,6 +32,7 @@ class NativeDelta:
     ) -> Tensor:
         tokens, value_heads, value_dim = v_THV.shape
         key_heads, key_dim = k_TGD.shape[1:]
+        assert decay_TH.dim() == 2 or decay_TH.shape[2] == key_dim
         decay_TH, beta_TH = decay_TH.contiguous(), beta_TH.contiguous()
         out = torch.empty(tokens, value_heads, value_dim)
         sequences, offsets, slots = in_runs(spans)
@@ -56,6 +57,7 @@ class NativeDelta:
             normalize=normalize,
             scale=scale,
             tiled=tiled,
+            decay_rows=decay_TH.dim() == 3,
             **kept(spans),
         )
         return out

@@ -26,7 +26,8 @@ def delta(
 ) -> Tensor:
     """S *= exp(decay); S += k (beta (v - k.S))^T; out = (scale q).S, per value head; [T, H, V].
 
-    Value head i uses key head i // (H / G), or i % G if `tiled`. `normalize`: q and k are first
+    decay is [T, H], or [T, H, D]: one of each row of S (arXiv 2510.26692, equation 1). Value head i
+    uses key head i // (H / G), or i % G if `tiled`. `normalize`: q and k are first
     divided by sqrt(sum of squares + 1e-6). `Spans.runs` tells where a copy of S is kept.
     """
     repeat = v_THV.shape[1] // k_TGD.shape[1]
@@ -43,7 +44,7 @@ def delta(
     for begin, end, slot, keep in walk(spans):
         s_HDV = state[slot].clone()
         for t in range(begin, end):
-            s_HDV *= torch.exp(decay_TH[t])[:, None, None]
+            s_HDV *= torch.exp(decay_TH[t]).view(s_HDV.shape[0], -1, 1)
             error_HV = v_THV[t] - (k[t][:, :, None] * s_HDV).sum(1)
             s_HDV += k[t][:, :, None] * (beta_TH[t][:, None] * error_HV)[:, None, :]
             out[t] = (q[t][:, :, None] * s_HDV).sum(1)

@@ -149,8 +149,9 @@ def _forms(rows: ExpertRows) -> tuple[list[_Form], Sequence[int]]:
 
 
 def _form(rows: ExpertRows, expert: int) -> _Form:
-    gate, up, down = own = rows.gate[expert], rows.up[expert], rows.down[expert]
-    assert all(bytes_of(weight).stride(1) == 1 for weight in own)
+    gate, down = rows.gate[expert], rows.down[expert]
+    up = rows.up[expert] if rows.up else gate  # that of none means nothing
+    assert all(bytes_of(weight).stride(1) == 1 for weight in (gate, up, down))
     formats = code_of(gate), code_of(up), code_of(down)
     return formats, (stride_bytes(gate), stride_bytes(up), stride_bytes(down))
 

@@ -9,8 +9,11 @@ from headrace.formats.packed import decode
 from headrace.ops.table import Activation, ExpertRows, Routing
 
 
-def activate(g: Tensor, u: Tensor, rows: ExpertRows) -> Tensor:
-    """What stands between gate·up and down."""
+def activate(g: Tensor, u: Tensor | None, rows: ExpertRows) -> Tensor:
+    """What stands between gate·up and down; u is None where there is no up."""
+    if u is None:
+        assert rows.activation == Activation.RELU_SQUARED
+        return g.relu().square()
     if rows.activation == Activation.SILU:
         return torch.nn.functional.silu(g) * u
     if rows.activation == Activation.GELU_TANH:
@@ -36,9 +39,12 @@ def experts_parts(x_TD: Tensor, ids_TX: Tensor, rows: ExpertRows, parts_TXD: Ten
             continue
         token, rank = torch.where(ids_TX == e)
         x = x_TD[token].float()
-        g, u = x @ decode(rows.gate[e]).T, x @ decode(rows.up[e]).T
+        g = x @ decode(rows.gate[e]).T
+        u = x @ decode(rows.up[e]).T if rows.up else None
         if rows.gate_bias:
-            g, u = g + rows.gate_bias[e], u + rows.up_bias[e]
+            g = g + rows.gate_bias[e]
+        if u is not None and rows.up_bias:
+            u = u + rows.up_bias[e]
         y = activate(g, u, rows) @ decode(rows.down[e]).T
         if rows.down_bias:
             y = y + rows.down_bias[e]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from headrace._native import Pool
+from headrace.ops.table import Gating
 
 
 class NativeRmsNorm:
@@ -40,13 +41,22 @@ class NativeRmsNorm:
 
 
 class NativeGatedRmsNorm:
-    """rms(x) * weight * silu(gate); the tokens of a gate [T, H, D] may lie apart."""
+    """The tokens of a gate [T, H, D] may lie apart."""
 
     def __init__(self, pool: Pool) -> None:
         self._run = pool.gated_rms_norm
 
-    def __call__(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def __call__(
+        self,
+        x: Tensor,
+        gate: Tensor,
+        weight: Tensor,
+        eps: float,
+        *,
+        gating: Gating = Gating.SILU,
+    ) -> Tensor:
         x = x.contiguous()
+        assert weight.is_contiguous()
         y = torch.empty_like(x)
         width = x.shape[-1]
         apart = gate.dim() == 3 and gate.stride()[1:] == (width, 1)
@@ -61,5 +71,7 @@ class NativeGatedRmsNorm:
             y.data_ptr(),
             gate.shape[1] if apart else 0,
             gate.stride(0) if apart else 0,
+            int(gating),
+            weight.shape[0] if weight.dim() == 2 else 1,
         )
         return y

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from headrace.ops.table import Gating
+
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, *, plus_one: bool = False) -> Tensor:
     """x * rsqrt(mean(x^2) + eps) * (weight or 1 + weight), over the last axis."""
@@ -15,6 +17,14 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, *, plus_one: bool = F
     return y * (1.0 + weight if plus_one else weight)
 
 
-def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """rms(x) * weight * silu(gate); the output norm of gated DeltaNet (arXiv 2412.06464)."""
-    return rms_norm(x, weight, eps) * torch.nn.functional.silu(gate.float())
+def gated_rms_norm(
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, gating: Gating = Gating.SILU
+) -> Tensor:
+    """rms(x) * weight * silu(gate), the output norm of gated DeltaNet (arXiv 2412.06464); the gate
+    of Mamba 2 comes before the norm, that of Kimi Delta Attention (arXiv 2510.26692) is a sigmoid.
+    """
+    gate = gate.float()
+    if gating == Gating.SILU_BEFORE:
+        return rms_norm(x.float() * torch.nn.functional.silu(gate), weight, eps)
+    opening = torch.sigmoid(gate) if gating == Gating.SIGMOID else torch.nn.functional.silu(gate)
+    return rms_norm(x, weight, eps) * opening

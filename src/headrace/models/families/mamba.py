@@ -1,0 +1,38 @@
+"""What families with Mamba 2 layers share: its tensors, and settings that have no part here."""
+
+from __future__ import annotations
+
+from headrace.models.fields import Fields
+from headrace.weights.names import Layout, Rule, rule
+
+_L = "layers.{layer}"
+_NO_LIMITS = ([0.0, float("inf")], [0.0, {"__float__": "Infinity"}])
+_BIASED = (("weight", ""), ("bias", ".bias"))
+
+
+def mamba_named(stem: str) -> tuple[Rule, ...]:
+    """The tensors of a layer's recurrence, under `layers.N.{stem}.`."""
+    at = f"{_L}.{stem}"
+    return (
+        *(rule(f"{at}.in_proj.{part}", f"{_L}.zxbcdt{end}") for part, end in _BIASED),
+        rule(f"{at}.conv1d.weight", f"{_L}.conv", layouts=(Layout.DROP_MIDDLE,)),
+        rule(f"{at}.conv1d.bias", f"{_L}.conv.bias"),
+        rule(f"{at}.A_log", f"{_L}.a_log"),
+        rule(f"{at}.dt_bias", f"{_L}.dt_bias"),
+        rule(f"{at}.D", f"{_L}.skip"),
+        rule(f"{at}.norm.weight", f"{_L}.ssm_norm"),
+        *(rule(f"{at}.out_proj.{part}", f"{_L}.o{end}") for part, end in _BIASED),
+    )
+
+
+def check_steps(fields: Fields) -> None:
+    """Raises CheckpointError where steps are limited. Other settings of steps are of
+    initialisation; chunks and kernels change no result.
+    """
+    # Infinity is no JSON: some files have it all the same, some in a table.
+    if fields.get("time_step_limit", _NO_LIMITS[0]) not in _NO_LIMITS:
+        raise fields.error("time_step_limit", "[0, Infinity]")
+    for key in ("chunk_size", "mamba_chunk_size", "time_step_floor", "time_step_max"):
+        fields.get(key)
+    for key in ("time_step_min", "use_mamba_kernels", "mamba_ssm_cache_dtype"):
+        fields.get(key)

@@ -1,0 +1,1 @@
+"""The state space recurrence of Mamba 2."""
