@@ -37,21 +37,38 @@ void rope(Pool& pool, Address x, std::int64_t tokens, std::int64_t heads, std::i
 }
 
 void store_kv(Pool& pool, Address x, std::int64_t tokens, std::int64_t token_stride,
-              std::int64_t width, Address slots, Address kv, int format) {
+              std::int64_t width, Address slots, Address kv, int format, std::int64_t step) {
     make(pool, headrace::store_kv,
          {at<float>(x), tokens, token_stride, width, at<std::int64_t>(slots), at<std::byte>(kv),
-          format});
+          format, step});
 }
 
 void attention(Pool& pool, Address q, std::int64_t q_stride, Address k, Address v, int format,
                Address out, int sequences, Address offsets, Address contexts, Address blocks,
                std::int64_t max_blocks, std::int64_t block_size, int heads, int kv_heads,
-               int head_dim, int value_dim, float scale, int window, Address sinks) {
+               int head_dim, int value_dim, float scale, int window, Address sinks,
+               std::int64_t value_step) {
     make(pool, headrace::attention,
-         {at<float>(q), q_stride, at<std::byte>(k), at<std::byte>(v), format, at<float>(out),
-          sequences, at<std::int32_t>(offsets), at<std::int32_t>(contexts),
-          at<std::int32_t>(blocks), max_blocks, block_size, heads, kv_heads, head_dim, value_dim,
-          scale, window, at<float>(sinks)});
+         {at<float>(q),
+          q_stride,
+          at<std::byte>(k),
+          at<std::byte>(v),
+          format,
+          at<float>(out),
+          sequences,
+          at<std::int32_t>(offsets),
+          at<std::int32_t>(contexts),
+          at<std::int32_t>(blocks),
+          max_blocks,
+          block_size,
+          heads,
+          kv_heads,
+          head_dim,
+          value_dim,
+          scale,
+          window,
+          at<float>(sinks),
+          value_step});
 }
 
 void conv(Pool& pool, Address x, std::int64_t tokens, std::int64_t x_stride, std::int64_t channels,
@@ -132,10 +149,10 @@ void ssm(Pool& pool, Address x, Address b, Address c, std::int64_t x_stride, std
 
 void route(Pool& pool, Address logits, std::int64_t tokens, int experts, int top_k, int score,
            Address bias, int groups, int keep_groups, bool renormalize, float renorm_eps,
-           float scale, Address ids, Address weights) {
+           float scale, Address ids, Address weights, int group_best) {
     make(pool, headrace::route,
          {at<float>(logits), tokens, experts, top_k, score, at<float>(bias), groups, keep_groups,
-          renormalize, renorm_eps, scale, at<std::int32_t>(ids), at<float>(weights)});
+          renormalize, renorm_eps, scale, at<std::int32_t>(ids), at<float>(weights), group_best});
 }
 
 }  // namespace
@@ -150,11 +167,11 @@ void bind_mixers(nb::module_&, nb::class_<Pool>& pool) {
         .def("rope", &rope, "x"_a, "tokens"_a, "heads"_a, "token_stride"_a, "head_dim"_a, "cos"_a,
              "sin"_a, "rotated"_a, "interleaved"_a, Released())
         .def("store_kv", &store_kv, "x"_a, "tokens"_a, "token_stride"_a, "width"_a, "slots"_a,
-             "pool"_a, "format"_a, Released())
+             "pool"_a, "format"_a, "step"_a = 0, Released())
         .def("attention", &attention, nb::kw_only(), "q"_a, "q_stride"_a, "k"_a, "v"_a, "format"_a,
              "out"_a, "sequences"_a, "offsets"_a, "contexts"_a, "blocks"_a, "max_blocks"_a,
              "block_size"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "value_dim"_a, "scale"_a,
-             "window"_a, "sinks"_a, Released())
+             "window"_a, "sinks"_a, "value_step"_a = 0, Released())
         .def("conv", &conv, "x"_a, "tokens"_a, "x_stride"_a, "channels"_a, "kernel"_a, "weight"_a,
              "bias"_a, "sequences"_a, "offsets"_a, "slots"_a, "state"_a, "silu"_a, "y"_a,
              "runs_of"_a = 0, "firsts"_a = 0, "keeps"_a = 0, Released())
@@ -169,5 +186,5 @@ void bind_mixers(nb::module_&, nb::class_<Pool>& pool) {
              "runs_of"_a = 0, "firsts"_a = 0, "keeps"_a = 0, Released())
         .def("route", &route, nb::kw_only(), "logits"_a, "tokens"_a, "experts"_a, "top_k"_a,
              "score"_a, "bias"_a, "groups"_a, "keep_groups"_a, "renormalize"_a, "renorm_eps"_a,
-             "scale"_a, "ids"_a, "weights"_a, Released());
+             "scale"_a, "ids"_a, "weights"_a, "group_best"_a = 2, Released());
 }

@@ -140,6 +140,20 @@ void bind_pool(nb::class_<Pool>& pool) {
             },
             Released(), "x"_a, "tokens"_a, "w"_a, "bias"_a, "y"_a, "exact"_a)
         .def(
+            "per_head",
+            [](Pool& p, Address x, int tokens, std::int64_t token_stride, std::int64_t head_stride,
+               const Matrix& w, Address y, int keep, bool across, bool exact) {
+                p.make([=, &w](Pool& pool) {
+                    const Pool::Busy busy(pool);
+                    headrace::per_head(pool,
+                                       {at<const float>(x), tokens, token_stride, head_stride,
+                                        at<float>(y), keep, across, exact},
+                                       w);
+                });
+            },
+            Released(), nb::kw_only(), "x"_a, "tokens"_a, "token_stride"_a, "head_stride"_a, "w"_a,
+            "y"_a, "keep"_a, "across"_a, "exact"_a)
+        .def(
             "experts",
             [](Pool& p, Address x, int tokens, Address ids, Address weights, int top_k,
                const ExpertLayer& layer, Address y, bool exact) {

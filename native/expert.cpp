@@ -269,7 +269,7 @@ Call& make_call(Pool& pool, Arena& arena, const Tokens& in, const ExpertLayer& l
     call.gate_x = arena.take<const std::byte*>(choices);
     call.up_x = arena.take<const std::byte*>(choices);
     call.h_choice = arena.take<const std::byte*>(choices);
-    Activations inputs(pool, arena, in.x, in.count, layer.hidden);
+    Activations inputs(pool, arena, {in.x, in.count, layer.hidden}, layer.hidden);
     for (std::size_t g = 0; g < call.plan.count; ++g) {
         const Group& group = call.plan.groups[g];
         const std::byte* const* gate_x = inputs.rows(call.form(group).gate.kernel->input);

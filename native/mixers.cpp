@@ -326,6 +326,8 @@ void route(Pool& pool, const Route& c) {
             number(c.groups) + " groups, " + number(c.keep_groups) + " kept, of " +
                 number(c.experts) + " experts",
             "groups of equal size and at least one kept");
+    require(c.group_best == 1 || c.group_best == 2, "the best " + number(c.group_best),
+            "1 or 2 of a group");
     const Pool::Busy busy(pool);
     const MixerTable& kernels = *pool.kernels().mixers;
     pool.reserve_scratch(

@@ -72,6 +72,7 @@ struct StoreKv {
     const std::int64_t* slots;
     std::byte* pool;
     int format;
+    std::int64_t step = 0;  // elements from one slot to the next; 0: width
 };
 
 struct Attention {
@@ -101,8 +102,12 @@ struct Attention {
     float scale;
     int window;
     const float* sinks;
+    std::int64_t value_step = 0;  // elements from one head's values to the next; 0: value_dim
 
     [[gnu::always_inline]] int group() const { return heads / kv_heads; }
+    [[gnu::always_inline]] std::int64_t value_row() const {
+        return value_step == 0 ? value_dim : value_step;
+    }
     [[gnu::always_inline]] std::int64_t first_key(std::int64_t position) const {
         return window > 0 && position >= window ? position - window + 1 : 0;
     }
@@ -220,6 +225,20 @@ struct Route {
     float scale;
     std::int32_t* ids;
     float* weights;
+    int group_best = 2;  // scores of a group that are summed: its best one, or its two best
+};
+
+// y[t] = sum over i of x[t][i] * row i of w, in ascending i.
+struct Across {
+    const float* x;
+    std::int64_t x_stride;
+    int tokens;
+    Tiles w;
+    int rows;
+    void (*unpack)(const Tiles& tiles, int row, float* to);
+    float* y;
+    std::int64_t y_stride;
+    std::byte* scratch;
 };
 
 struct MixerTable {
@@ -243,6 +262,8 @@ struct MixerTable {
     // As `delta`.
     void (*ssm)(const Ssm& c, int sequence, int head, int first, int last, std::byte* scratch);
     void (*route)(const Route& c, std::int64_t first, std::int64_t last, std::byte* scratch);
+    std::size_t (*across_scratch_nbytes)(int columns, int tokens);
+    void (*across)(const Across& c);
 };
 
 // Each checks its arguments (std::invalid_argument: found; expected), splits the work over the

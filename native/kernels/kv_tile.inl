@@ -146,7 +146,8 @@ inline void fetch_keys(const Attention& c, const AttentionPiece& p, std::int64_t
     for (std::int64_t key = first; key < last; ++key) {
         const std::int64_t row = kv_row(c, p.sequence, p.first_head, key);
         touch(c.k + row * c.head_dim * size, heads * c.head_dim * size);
-        touch(c.v + row * c.value_dim * size, heads * c.value_dim * size);
+        if (c.v != c.k)  // else they are parts of the keys
+            touch(c.v + row * c.value_row() * size, heads * c.value_row() * size);
     }
 }
 
@@ -170,7 +171,7 @@ inline void load_tile(const Attention& c, int sequence, int head, std::int64_t b
         if (j < low || j >= high) continue;
         const std::int64_t row = kv_row(c, sequence, head, base + j);
         key_rows[j] = reinterpret_cast<const T*>(c.k) + row * c.head_dim;
-        value_rows[j] = reinterpret_cast<const T*>(c.v) + row * c.value_dim;
+        value_rows[j] = reinterpret_cast<const T*>(c.v) + row * c.value_row();
     }
     turn_keys(key_rows, columns, c.head_dim, s.keys, Attention::kTile);
     widen_values(value_rows, columns, c.value_dim, s.values, padded_values(c));

@@ -9,6 +9,7 @@
 #include "panel.inl"
 #include "route.inl"
 
+#include "across.inl"
 #include "attention.inl"
 #include "ssm.inl"
 
@@ -30,6 +31,8 @@ inline const MixerTable* mixer_table() {
         .ssm_scratch_nbytes = ssm_scratch_nbytes,
         .ssm = ssm_piece,
         .route = route_tokens,
+        .across_scratch_nbytes = across_scratch_nbytes,
+        .across = across,
     };
     return &table;
 }

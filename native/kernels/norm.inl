@@ -102,7 +102,7 @@ inline void rope_tokens(const Rope& c, std::int64_t first, std::int64_t last) {
 inline void store_kv_tokens(const StoreKv& c, std::int64_t first, std::int64_t last) {
     for (std::int64_t t = first; t < last; ++t) {
         const float* x = c.x + t * c.token_stride;
-        const std::int64_t at = c.slots[t] * c.width;
+        const std::int64_t at = c.slots[t] * (c.step == 0 ? c.width : c.step);
         if (c.format == kF32) {
             std::memcpy(c.pool + at * 4, x, static_cast<std::size_t>(c.width) * 4);
             continue;

@@ -34,13 +34,14 @@ inline void best_of(const float* values, int n, int count, std::int32_t* ids) {
     }
 }
 
-// Leaves -inf in the groups that are not among the best by the sum of their two best choices.
+// Leaves -inf in the groups that are not among the best by the sum of their best choices.
 inline void limit_groups(const Route& c, float* choice, float* sums, std::int32_t* kept) {
     const int size = c.experts / c.groups;
+    const bool both = size > 1 && c.group_best > 1;
     for (int g = 0; g < c.groups; ++g) {
         std::int32_t two[2] = {0, 0};
-        best_of(choice + g * size, size, size > 1 ? 2 : 1, two);
-        sums[g] = choice[g * size + two[0]] + (size > 1 ? choice[g * size + two[1]] : 0.0f);
+        best_of(choice + g * size, size, both ? 2 : 1, two);
+        sums[g] = choice[g * size + two[0]] + (both ? choice[g * size + two[1]] : 0.0f);
     }
     best_of(sums, c.groups, c.keep_groups, kept);
     for (int g = 0; g < c.groups; ++g) {

@@ -106,6 +106,25 @@ class Pool:
         faster.
         """
 
+    def per_head(
+        self,
+        *,
+        x: int,
+        tokens: int,
+        token_stride: int,
+        head_stride: int,
+        w: Matrix,
+        y: int,
+        keep: int,
+        across: bool,
+        exact: bool,
+    ) -> None:
+        """Part h of `w` meets x[t, h], strides in floats: y[t, h] = x W^T, or x W where `across`,
+        and behind it the `keep` floats that follow x[t, h]. y is dense [tokens, parts, N + keep].
+
+        ValueError where the parts differ in their rows.
+        """
+
     def experts(
         self,
         x: int,
@@ -309,10 +328,18 @@ class Pool:
         (i, i+rotated/2) or (2i, 2i+1)."""
 
     def store_kv(
-        self, x: int, tokens: int, token_stride: int, width: int, slots: int, pool: int, format: int
+        self,
+        x: int,
+        tokens: int,
+        token_stride: int,
+        width: int,
+        slots: int,
+        pool: int,
+        format: int,
+        step: int = 0,
     ) -> None:
-        """pool[slots[t], :width] = x[t]; slots int64 [tokens]; pool is [slots, width] of `format`
-        (0 or 1)."""
+        """pool[slots[t], :width] = x[t]; slots int64 [tokens]; pool is of `format` (0 or 1), its
+        slots `step` elements apart (0: width)."""
 
     def attention(
         self,
@@ -336,6 +363,7 @@ class Pool:
         scale: float,
         window: int,
         sinks: int,
+        value_step: int = 0,
     ) -> None:
         """Causal attention over paged KV, online softmax in float32.
 
@@ -346,6 +374,7 @@ class Pool:
         of s lies in
         slot blocks[s, j // block_size] * block_size + j % block_size (blocks int32 [sequences,
         max_blocks]).
+        `value_step`: elements from one head's values to the next (0: value_dim); v may be k.
         sinks: float32 [heads] logits that join the softmax's sum without a value (0 = none).
         q: [tokens, heads, head_dim] with `q_stride` floats per token; out: dense [tokens, heads,
         value_dim].
@@ -469,14 +498,14 @@ class Pool:
         scale: float,
         ids: int,
         weights: int,
+        group_best: int = 2,
     ) -> None:
         """Router. score: 0 softmax over all then top-k; 1 top-k of logits then softmax; 2 sigmoid.
 
         bias: float32 [experts] added for the choice only (0 = none). groups > 1: keep the best
-        `keep_groups` groups by the
-        sum of their two best choice scores, others are -inf. Ties go to the lower id. weights: the
-        unbiased scores,
-        divided by (sum + renorm_eps) if renormalize, times scale; ids int32 best first [tokens,
+        `keep_groups` groups by the sum of their `group_best` (1 or 2) best choice scores, others
+        are -inf. Ties go to the lower id. weights: the unbiased scores, divided by (sum +
+        renorm_eps) if renormalize, times scale; ids int32 best first [tokens,
         top_k].
         """
 

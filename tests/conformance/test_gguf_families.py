@@ -24,6 +24,7 @@ PROMPT = torch.randint(0, VOCAB, (37,), generator=torch.Generator().manual_seed(
 CLOSE = 1e-4  # of the largest logit
 pytestmark = pytest.mark.timeout(600)
 
+_YARN = CASES["qwen3_moe-yarn"].values["rope_parameters"]
 # What GGUF has no key for stays as published: renormalised scores, limits, windows.
 FIXED: dict[str, dict[str, Any]] = {
     "mixtral": {},
@@ -34,6 +35,13 @@ FIXED: dict[str, dict[str, Any]] = {
     "gpt_oss": {"swiglu_limit": 7.0, "num_attention_heads": 4},
     "qwen3_5_moe": {},
     "glm4_moe": {},
+    "deepseek_v2": {"rope_parameters": {**_YARN, "mscale": 0.707, "mscale_all_dim": 0.707}},
+    "deepseek_v2-lite": {"n_group": 1, "topk_group": 1},
+    "deepseek_v3": {
+        "attention_bias": False,
+        "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+    },
+    "glm4_moe_lite": {},
     "dots1": {"n_group": 1, "sliding_window": None},
     "minimax_m2": {},
     "qwen3_next": {"mlp_only_layers": []},

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import expert_caches
 import pytest
 import torch
-from op_cases import FORMATS, SMALL, Case, Results
+from op_cases import FORMATS, SMALL, Case, Results, latent_attention, latents_stored
 from op_states import CARRIED
 from random_tensors import Random
 from torch import Tensor
@@ -113,6 +113,7 @@ def store_kv(r: Random) -> Iterator[Case]:
                 return (pool,)
 
             yield case
+    yield from latents_stored(r)
 
 
 def attention(r: Random) -> Iterator[Case]:
@@ -135,6 +136,7 @@ def attention(r: Random) -> Iterator[Case]:
                 yield lambda ops, a=(q, k, v, spans), w=window, s=sinks: (
                     ops.attention(*a, scale=0.3, window=w, sinks_H=s),
                 )
+    yield from latent_attention(r)
 
 
 def route(r: Random) -> Iterator[Case]:
@@ -148,6 +150,8 @@ def route(r: Random) -> Iterator[Case]:
     grouped = Router(3, Score.SIGMOID, groups=6, keep_groups=2, renorm_eps=1e-20, scale=1.5)
     logits, bias = r.normal(11, 24), r.normal(24)
     yield lambda ops: _routed(ops.route(logits, bias, grouped))
+    single = dataclasses.replace(grouped, score=Score.SOFTMAX, group_best=1)
+    yield lambda ops: _routed(ops.route(logits, None, single))
     ties = torch.zeros(2, 24)
     yield lambda ops: _routed(ops.route(ties, None, Router(5)))
 
@@ -301,7 +305,7 @@ def test_native_equals_reference(op: str, isa: str, threads: int) -> None:
 
 
 @pytest.mark.parametrize("isa", _native.isas())
-@pytest.mark.parametrize("op", ["linear", "experts"])
+@pytest.mark.parametrize("op", ["linear", "per_head", "experts"])
 def test_rounded_activations_stay_close(op: str, isa: str) -> None:
     reference = reference_ops()
     with CpuDevice(2, isa=isa, exact=False) as device:

@@ -33,6 +33,7 @@ FAMILIES = [
     "qwen3_5_moe",
     "glm4_moe",
     "exaone_moe",
+    "deepseek_v3",
     "qwen3_next",
     "lfm2_moe",
     "nemotron_h",

@@ -25,6 +25,7 @@ FAMILIES = [
     "qwen3_moe-dense-tied-linear",
     "qwen3_5_moe",
     "nemotron_h",
+    "deepseek_v3",
 ]
 PLACEMENTS: dict[str, dict[str, object]] = {
     "resident": {"placement": "resident"},

@@ -14,7 +14,15 @@ from headrace.cache.anchors import Cuts
 from headrace.engine.engine import Engine
 from headrace.engine.request import Request, RequestId, Sampling
 
-FAMILIES = ["mixtral", "gpt_oss", "qwen3_5_moe", "mixtral-window-llama3", "lfm2_moe", "nemotron_h"]
+FAMILIES = [
+    "mixtral",
+    "gpt_oss",
+    "qwen3_5_moe",
+    "mixtral-window-llama3",
+    "lfm2_moe",
+    "nemotron_h",
+    "deepseek_v3",
+]
 VOCAB = tiny.VOCAB
 SIZE = 4
 Said = tuple[list[int], list[object]]  # tokens, and their log probabilities to the bit

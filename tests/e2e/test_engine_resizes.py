@@ -16,7 +16,7 @@ from headrace.experts.placement import Hybrid
 
 GREEDY = Sampling(temperature=0, max_tokens=24, ignore_eos=True)
 PROMPT = [3, 14, 15, 92, 65]
-FAMILIES = ["mixtral", "qwen3_5_moe"]  # without and with recurrent state
+FAMILIES = ["mixtral", "qwen3_5_moe", "deepseek_v3"]  # keys and values, states, latents
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -32,6 +32,7 @@ FAMILIES = [
     "qwen3_5_moe",
     "glm4_moe",
     "exaone_moe",
+    "deepseek_v3",
 ]
 VOCAB = tiny.VOCAB
 REQUESTS = [

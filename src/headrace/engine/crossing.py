@@ -71,7 +71,7 @@ class Crossing:
 
 def _keys(window: int | None, pool: LayerState) -> tuple[Tensor, ...]:
     if isinstance(pool, KvPool) and pool.window == window:
-        return pool.keys, pool.values
+        return pool.stored
     return ()
 
 

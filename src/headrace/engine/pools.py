@@ -120,7 +120,7 @@ class Pools:
         for pool in self._state:
             if isinstance(pool, KvPool):
                 own = moves.blocks if pool.window is None else windows.get(pool.window, {})
-                for tensor in (pool.keys, pool.values):
+                for tensor in pool.stored:
                     _move(tensor, own, block_tokens)
             elif pool is not None:
                 for tensor in pool.tensors:
@@ -151,7 +151,8 @@ class Pools:
         if need is None:
             return ()
         if isinstance(need, KvNeed):
-            shapes = [(need.kv_heads, width // need.kv_heads) for width in (need.key, need.value)]
+            widths = [width for width in (need.key, need.value) if width]
+            shapes = [(need.kv_heads, width // need.kv_heads) for width in widths]
             return tuple(self._range(self._most.of(need), s, self._kv_dtype) for s in shapes)
         most = self._most.state_slots
         return tuple(self._range(most, s, torch.float32) for s in need.shapes)
@@ -163,6 +164,8 @@ class Pools:
         if need is None:
             return None
         *first, last = (pool.tensor(self.sizes.of(need)) for pool in pools)
+        if isinstance(need, KvNeed) and need.latent:
+            return KvPool(last, last[..., : need.latent], need.window, latent=True)
         if isinstance(need, KvNeed):
             return KvPool(first[0], last, need.window)
         return RecurrentPool(first[0] if first else None, last)

@@ -5,7 +5,9 @@ One uint8 tensor holds all of a packed matrix; nothing above the kernels looks i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TypeAlias
 
 import torch
@@ -59,6 +61,22 @@ def decode(w: Weight) -> Tensor:
     codec = _DECODE.get(w.format.name, ggml)
     values = codec.decode(w.data.cpu().numpy(), w.format, w.columns)
     return torch.from_numpy(values)[: w.rows].contiguous()
+
+
+def row_blocks(w: Weight, sizes: Sequence[int]) -> list[Weight]:
+    """Blocks of rows that follow each other, where they lie. Where tiles reach over their bounds,
+    all are widened to float32 copies.
+    """
+    firsts = list(accumulate(sizes, initial=0))
+    assert firsts[-1] == w.shape[0], (firsts, w.shape)
+    if isinstance(w, Packed) and any(first % w.format.tile_rows for first in firsts[:-1]):
+        w = decode(w)
+    if not isinstance(w, Packed):
+        return list(torch.split(w, list(sizes)))
+    return [
+        Packed(w.format, count, w.columns, w.data[w.format.tiles(first) :][: w.format.tiles(count)])
+        for first, count in zip(firsts[:-1], sizes, strict=True)
+    ]
 
 
 def bytes_of(w: Weight) -> Tensor:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headrace.models.spec import Attention, DeltaRule, LayerSpec, ModelSpec, Moe, Ssm
+from headrace.models.spec import (
+    Attention,
+    DeltaRule,
+    LatentAttention,
+    LayerSpec,
+    ModelSpec,
+    Moe,
+    Ssm,
+)
 from headrace.planning.facts import KvNeed, ModelFacts, RecurrentNeed, StateNeed
 from headrace.weights.plan import WeightPlan
 from headrace.weights.rows import row_names
@@ -49,6 +57,9 @@ def _state(layer: LayerSpec) -> StateNeed | None:
             mixer.window or None,
             mixer.kv_heads,
         )
+    if isinstance(mixer, LatentAttention):
+        work = 2 * mixer.heads * (mixer.width + mixer.rank)
+        return KvNeed(mixer.width, 0, latent=mixer.rank, work=work)
     matrix = None
     if isinstance(mixer, DeltaRule):
         matrix = mixer.value_heads, mixer.key_dim, mixer.value_dim

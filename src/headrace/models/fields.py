@@ -140,9 +140,16 @@ class Fields:
             )
 
 
-def read_rope(fields: Fields, head_dim: int, *, theta: float, partial: float = 1.0) -> Rope:
+def read_rope(
+    fields: Fields,
+    head_dim: int,
+    *,
+    theta: float,
+    partial: float = 1.0,
+    known: tuple[str, ...] = (),
+) -> Rope:
     """From `rope_parameters`, or the older `rope_theta` with `rope_scaling`. `theta`, `partial`:
-    where absent.
+    where absent. `known`: more keys of the table, which the family reads.
     """
     table = fields.table("rope_parameters") or fields.table("rope_scaling") or Fields({}, "rope")
     fields.get("rope_scaling")
@@ -156,7 +163,7 @@ def read_rope(fields: Fields, head_dim: int, *, theta: float, partial: float = 1
     context = fields.count("max_position_embeddings")
     scaling = _scaling(table, kind_key, context)
     # With text alone the three position axes of multimodal rope are one, which makes it plain rope.
-    table.finish("mrope_section", "mrope_interleaved")
+    table.finish("mrope_section", "mrope_interleaved", *known)
     return Rope(theta, rotated, scaling, fields.flag("rope_interleave", default=False))
 
 
@@ -175,7 +182,7 @@ def _scaling(
             high_factor=table.number("high_freq_factor"),
             original_context=table.count("original_max_position_embeddings", context),
         )
-    if kind == "yarn":
+    if kind in ("yarn", "deepseek_yarn"):
         return _yarn(table, context)
     raise table.error(kind_key, "one of default, linear, llama3, yarn")
 
@@ -186,10 +193,10 @@ def _yarn(table: Fields, context: int) -> Yarn:
     if table.get("attention_factor") is not None:
         attention = table.number("attention_factor")
     elif table.get("mscale") and table.get("mscale_all_dim"):
-        attention = _mscale(factor, table.number("mscale"))
-        attention /= _mscale(factor, table.number("mscale_all_dim"))
+        attention = yarn_mscale(factor, table.number("mscale"))
+        attention /= yarn_mscale(factor, table.number("mscale_all_dim"))
     else:
-        attention = _mscale(factor, 1.0)
+        attention = yarn_mscale(factor, 1.0)
     return Yarn(
         factor=factor,
         original_context=original,
@@ -200,6 +207,6 @@ def _yarn(table: Fields, context: int) -> Yarn:
     )
 
 
-def _mscale(factor: float, mscale: float) -> float:
+def yarn_mscale(factor: float, mscale: float) -> float:
     """arXiv 2309.00071, equation 22."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0

@@ -6,6 +6,7 @@ from headrace.models.spec import (
     Attention,
     DeltaRule,
     Dense,
+    LatentAttention,
     LayerSpec,
     Mixer,
     ModelSpec,
@@ -40,11 +41,17 @@ def _layer(hidden: int, layer: LayerSpec) -> Shapes:
 
 
 def _mixer(hidden: int, mixer: Mixer) -> Shapes:
-    if isinstance(mixer, Attention):
-        return _attention(hidden, mixer)
-    if isinstance(mixer, DeltaRule):
-        return _delta(hidden, mixer)
-    return _ssm(hidden, mixer) if isinstance(mixer, Ssm) else _short_conv(hidden, mixer)
+    match mixer:
+        case Attention():
+            return _attention(hidden, mixer)
+        case LatentAttention():
+            return _latent(hidden, mixer)
+        case DeltaRule():
+            return _delta(hidden, mixer)
+        case ShortConv():
+            return _short_conv(hidden, mixer)
+        case Ssm():
+            return _ssm(hidden, mixer)
 
 
 def _attention(hidden: int, a: Attention) -> Shapes:
@@ -65,6 +72,27 @@ def _attention(hidden: int, a: Attention) -> Shapes:
     if a.sinks:
         shapes["sinks"] = (a.heads,)
     return shapes
+
+
+def _latent(hidden: int, a: LatentAttention) -> Shapes:
+    queries = a.heads * a.query_width
+    shapes: Shapes = {
+        "kv_a": (a.width, hidden),
+        "kv_norm": (a.rank,),
+        "o": (hidden, a.heads * a.value_dim),
+    }
+    if a.query_rank:
+        shapes |= {"q_a": (a.query_rank, hidden), "q_a_norm": (a.query_rank,)}
+        shapes["q_b"] = (queries, a.query_rank)
+    else:
+        shapes["q"] = (queries, hidden)
+    if a.split:
+        shapes["k_b"] = (a.heads, a.rank, a.key_dim)
+        shapes["v_b"] = (a.heads, a.value_dim, a.rank)
+    else:
+        shapes["kv_b"] = (a.heads * (a.key_dim + a.value_dim), a.rank)
+    biased = ("kv_a", *("q_a",) * bool(a.query_rank)) * a.bias + ("o",) * a.out_bias
+    return shapes | {f"{name}.bias": shapes[name][:1] for name in biased}
 
 
 def _delta(hidden: int, d: DeltaRule) -> Shapes:

@@ -9,10 +9,13 @@ from typing import Any
 from headrace.errors import CheckpointError
 from headrace.models.families import (
     balanced,
+    deepseek,
+    deepseek_v2,
     dots1,
     ernie4_5_moe,
     exaone_moe,
     glm4_moe,
+    glm4_moe_lite,
     gpt_oss,
     hy_v3,
     lfm2_moe,
@@ -24,6 +27,7 @@ from headrace.models.families import (
     qwen3_5_moe,
     qwen3_moe,
     qwen3_next,
+    sarvam_mla,
     solar_open,
 )
 from headrace.models.families.gguf import GGUF_NAMES
@@ -49,12 +53,16 @@ def _family(
 
 
 FAMILIES: Mapping[str, Family] = {
+    "deepseek_v2": _family(deepseek_v2.spec_from, deepseek.NAMES, deepseek.GGUF),
+    "deepseek_v3": _family(deepseek.spec_from, deepseek.NAMES, deepseek.GGUF),
     "dots1": _family(dots1.spec_from, balanced.NAMES, GGUF_NAMES),
     "ernie4_5_moe": _family(ernie4_5_moe.spec_from, ernie4_5_moe.NAMES),
     "exaone_moe": _family(exaone_moe.spec_from, exaone_moe.NAMES),
     "glm4_moe": _family(glm4_moe.spec_from, balanced.NAMES, GGUF_NAMES),
+    "glm4_moe_lite": _family(glm4_moe_lite.spec_from, deepseek.NAMES),
     "gpt_oss": _family(gpt_oss.spec_from, gpt_oss.NAMES, gpt_oss.GGUF_NAMES),
     "hy_v3": _family(hy_v3.spec_from, hy_v3.NAMES),
+    "kimi_k2": _family(deepseek.spec_from, deepseek.NAMES),
     "lfm2_moe": _family(lfm2_moe.spec_from, lfm2_moe.NAMES),
     "minimax_m2": _family(minimax_m2.spec_from, minimax_m2.NAMES, GGUF_NAMES),
     "mixtral": _family(mixtral.spec_from, mixtral.NAMES, mixtral.GGUF_NAMES),
@@ -65,6 +73,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_5_moe_text": _family(qwen3_5_moe.spec_from, qwen3_5_moe.NAMES, qwen3_5_moe.GGUF_NAMES),
     "qwen3_moe": _family(qwen3_moe.spec_from, qwen3_moe.NAMES, GGUF_NAMES),
     "qwen3_next": _family(qwen3_next.spec_from, qwen3_next.NAMES, qwen3_next.GGUF_NAMES),
+    "sarvam_mla": _family(sarvam_mla.spec_from, deepseek.NAMES),
     "solar_open": _family(solar_open.spec_from, balanced.NAMES),
 }
 

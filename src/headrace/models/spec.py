@@ -82,6 +82,39 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Multi-head latent attention (arXiv 2405.04434, section 2.1): all heads share keys of `rank`
+    normed and `rope.rotated` rotated channels, and the first are their values, too.
+
+    `key_dim`, `value_dim`: of a head, once the latents are expanded. `query_rank`: of a query's own
+    latents, 0 = none. `split`: the two halves of kv_b are stored apart, that of the keys
+    transposed. `eps`: of the latents' norms.
+    """
+
+    heads: int
+    rank: int
+    query_rank: int
+    key_dim: int
+    value_dim: int
+    scale: float
+    rope: Rope
+    eps: float = 1e-6
+    bias: bool = False  # of the projections out of the residual stream
+    out_bias: bool = False
+    split: bool = False
+
+    @property
+    def width(self) -> int:
+        """Of what is cached of a token."""
+        return self.rank + self.rope.rotated
+
+    @property
+    def query_width(self) -> int:
+        """Of a head's query before it is taken to the latents."""
+        return self.key_dim + self.rope.rotated
+
+
+@dataclass(frozen=True, slots=True)
 class DeltaRule:
     """Gated DeltaNet behind a short causal convolution.
 
@@ -178,7 +211,7 @@ class Moe:
     shared: SharedExpert | None = None
 
 
-Mixer = Attention | DeltaRule | ShortConv | Ssm
+Mixer = Attention | LatentAttention | DeltaRule | ShortConv | Ssm
 Ffn = Dense | Moe
 
 

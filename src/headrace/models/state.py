@@ -36,12 +36,18 @@ class Batch:
 @dataclass(frozen=True, slots=True)
 class KvPool:
     """keys: [slots, kv heads, head dim], values: [slots, kv heads, value dim]; slot = block *
-    block_size + offset.
+    block_size + offset. `latent`: values are the first channels of the keys.
     """
 
     keys: Tensor
     values: Tensor
     window: int | None = None  # tokens looked back at, where that is not all: blocks of their own
+    latent: bool = False
+
+    @property
+    def stored(self) -> tuple[Tensor, ...]:
+        """Each element once."""
+        return (self.keys,) if self.latent else (self.keys, self.values)
 
 
 @dataclass(frozen=True, slots=True)

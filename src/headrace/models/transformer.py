@@ -14,6 +14,7 @@ from headrace.models.attention import Angles, AttentionBlock
 from headrace.models.conv import ConvBlock
 from headrace.models.delta import DeltaBlock
 from headrace.models.dense import DenseBlock, OneExpert
+from headrace.models.latent import LatentBlock
 from headrace.models.moe import MoeBlock
 from headrace.models.rope import angle_factor, frequencies
 from headrace.models.spec import (
@@ -21,10 +22,12 @@ from headrace.models.spec import (
     DeltaRule,
     Dense,
     Ffn,
+    LatentAttention,
     Mixer,
     ModelSpec,
     Rope,
     ShortConv,
+    Ssm,
 )
 from headrace.models.ssm import SsmBlock
 from headrace.models.state import Batch, Experts, KvPool, LayerState, RecurrentPool, State
@@ -32,7 +35,7 @@ from headrace.models.tensors import Scope
 from headrace.ops.spans import Spans
 from headrace.ops.table import Linear, Ops
 
-MixerBlock = AttentionBlock | DeltaBlock | ConvBlock | SsmBlock
+MixerBlock = AttentionBlock | LatentBlock | DeltaBlock | ConvBlock | SsmBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,7 @@ class Transformer:
         self, layer: Layer, x_TD: Tensor, spans: Spans, own: LayerState, angles: Angles | None
     ) -> Tensor:
         mixer = layer.mixer
-        if isinstance(mixer, AttentionBlock):
+        if isinstance(mixer, AttentionBlock | LatentBlock):
             assert isinstance(own, KvPool)
             return mixer(x_TD, spans, own, angles)
         assert isinstance(own, RecurrentPool)
@@ -137,18 +140,22 @@ def _layer(i: int, model: ModelSpec, tensors: Scope, ops: Ops, everyone: OneExpe
         None if mixer is None else _mixer(model, mixer, scope, ops),
         ffn_norm,
         None if ffn is None else _ffn(i, ffn, scope, ops, everyone),
-        mixer.rope if isinstance(mixer, Attention) else None,
+        mixer.rope if isinstance(mixer, Attention | LatentAttention) else None,
     )
 
 
 def _mixer(model: ModelSpec, spec: Mixer, scope: Scope, ops: Ops) -> MixerBlock:
-    if isinstance(spec, Attention):
-        return AttentionBlock(model, spec, scope, ops)
-    if isinstance(spec, DeltaRule):
-        return DeltaBlock(model, spec, scope, ops)
-    if isinstance(spec, ShortConv):
-        return ConvBlock(spec, scope, ops)
-    return SsmBlock(model, spec, scope, ops)
+    match spec:
+        case Attention():
+            return AttentionBlock(model, spec, scope, ops)
+        case LatentAttention():
+            return LatentBlock(spec, scope, ops)
+        case DeltaRule():
+            return DeltaBlock(model, spec, scope, ops)
+        case ShortConv():
+            return ConvBlock(spec, scope, ops)
+        case Ssm():
+            return SsmBlock(model, spec, scope, ops)
 
 
 def _ffn(

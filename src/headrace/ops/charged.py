@@ -13,7 +13,7 @@ from torch import Tensor
 from headrace.device.clock import VirtualClock
 from headrace.formats.packed import nbytes_of
 from headrace.ops.spans import Spans
-from headrace.ops.table import ExpertRows, Linear, Ops, Routing
+from headrace.ops.table import ExpertRows, HeadLinear, Linear, Ops, Routing
 
 
 def charged(ops: Ops, clock: VirtualClock) -> Ops:
@@ -25,6 +25,12 @@ def charged(ops: Ops, clock: VirtualClock) -> Ops:
         nbytes = sum(nbytes_of(part) for part in w.parts) + x_TK.numel() * 4
         kernel(nbytes, 2 * x_TK.shape[0] * weights)
         return ops.linear(x_TK, w)
+
+    def per_head(x_THK: Tensor, w: HeadLinear, *, keep: int = 0) -> Tensor:
+        weights = len(w.parts) * w.inputs * w.outputs
+        nbytes = sum(nbytes_of(part) for part in w.parts) + x_THK.numel() * 4
+        kernel(nbytes, 2 * x_THK.shape[0] * weights)
+        return ops.per_head(x_THK, w, keep=keep)
 
     def experts(x_TD: Tensor, routing: Routing, rows: ExpertRows) -> Tensor:
         kernel(*_expert_work(routing.ids_TX, rows))
@@ -45,7 +51,8 @@ def charged(ops: Ops, clock: VirtualClock) -> Ops:
         sinks_H: Tensor | None = None,
     ) -> Tensor:
         keys = int(spans.contexts_S.sum()) + q_THD.shape[0]
-        width = k_pool[0].numel() + v_pool[0].numel()
+        own = v_pool.data_ptr() != k_pool.data_ptr()  # else values are a part of the keys
+        width = k_pool[0].numel() + own * v_pool[0].numel()
         seen = keys * q_THD.shape[0] * q_THD.shape[1] * q_THD.shape[2]
         kernel(keys * width * k_pool.element_size(), 4 * seen)
         return ops.attention(
@@ -53,7 +60,12 @@ def charged(ops: Ops, clock: VirtualClock) -> Ops:
         )
 
     return replace(
-        ops, linear=linear, experts=experts, experts_parts=experts_parts, attention=attention
+        ops,
+        linear=linear,
+        per_head=per_head,
+        experts=experts,
+        experts_parts=experts_parts,
+        attention=attention,
     )
 
 

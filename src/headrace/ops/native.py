@@ -16,6 +16,7 @@ from headrace.ops.delta.native import NativeDelta
 from headrace.ops.entry.native import NativeAngles, NativeBest, NativeLookup
 from headrace.ops.experts.native import NativeCombine, NativeExperts, NativeExpertsParts
 from headrace.ops.kv.native import NativeStoreKv
+from headrace.ops.latent.native import NativePerHead
 from headrace.ops.linear.native import NativeLinear
 from headrace.ops.norm.native import NativeGatedRmsNorm, NativeRmsNorm
 from headrace.ops.plan.native import NativeObserve, NativePlan
@@ -31,6 +32,7 @@ def native_ops(pool: Pool, *, exact: bool) -> Ops:
     gate = NativeGate(pool)
     return Ops(
         linear=NativeLinear(pool, exact=exact),
+        per_head=NativePerHead(pool, exact=exact),
         add=NativeAdd(pool),
         rms_norm=NativeRmsNorm(pool),
         gated_rms_norm=NativeGatedRmsNorm(pool),

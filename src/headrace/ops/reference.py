@@ -9,6 +9,7 @@ from headrace.ops.delta.reference import delta
 from headrace.ops.entry.reference import angles, best, lookup
 from headrace.ops.experts.reference import combine, experts, experts_parts
 from headrace.ops.kv.reference import store_kv
+from headrace.ops.latent.reference import per_head
 from headrace.ops.linear.reference import linear
 from headrace.ops.norm.reference import gated_rms_norm, rms_norm
 from headrace.ops.plan.reference import observe, plan
@@ -23,6 +24,7 @@ def reference_ops() -> Ops:
     """Every op as its reference."""
     return Ops(
         linear=linear,
+        per_head=per_head,
         add=add,
         rms_norm=rms_norm,
         gated_rms_norm=gated_rms_norm,

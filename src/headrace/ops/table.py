@@ -75,6 +75,24 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadLinear:
+    """A linear map for each head, of one shape and format: parts[h] is [N, K]; `across`: [K, N]."""
+
+    parts: tuple[Weight, ...]
+    across: bool = False
+
+    @property
+    def outputs(self) -> int:
+        """N."""
+        return int(self.parts[0].shape[1 if self.across else 0])
+
+    @property
+    def inputs(self) -> int:
+        """K."""
+        return int(self.parts[0].shape[0 if self.across else 1])
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertRows:
     """The experts of one layer where they lie. gate[e], up[e]: [F, D]; down[e]: [D, F]; any row
     stride, unit column stride; gate, up and down may differ in format, and so may experts. No up
@@ -104,6 +122,7 @@ class Router:
     score: Score = Score.SOFTMAX
     groups: int = 1
     keep_groups: int = 1
+    group_best: int = 2  # scores of a group that are summed to choose among groups: 1 or 2
     renormalize: bool = True
     renorm_eps: float = 0.0
     scale: float = 1.0
@@ -157,6 +176,14 @@ class Planned:
 
 class LinearOp(Protocol):
     def __call__(self, x_TK: Tensor, w: Linear) -> Tensor: ...
+
+
+class PerHeadOp(Protocol):
+    def __call__(self, x_THK: Tensor, w: HeadLinear, *, keep: int = 0) -> Tensor:
+        """[T, H, N + keep] dense: each head through a map of its own; the last `keep` channels of x
+        follow behind as they are. x may be strided by token and head.
+        """
+        ...
 
 
 class AddOp(Protocol):
@@ -257,7 +284,7 @@ class RopeOp(Protocol):
 
 class StoreKvOp(Protocol):
     def __call__(self, x_TGD: Tensor, pool: Tensor, slots_T: Tensor) -> None:
-        """pool: [slots, G, D] float32 or bfloat16."""
+        """pool: [slots, G, D] float32 or bfloat16; slots may lie further apart."""
         ...
 
 
@@ -273,7 +300,9 @@ class AttentionOp(Protocol):
         window: int = 0,
         sinks_H: Tensor | None = None,
     ) -> Tensor:
-        """Causal; [T, H, Dv] dense. See the reference for window and sinks."""
+        """Causal; [T, H, Dv] dense. See the reference for window and sinks. v_pool may be the first
+        channels of k_pool.
+        """
         ...
 
 
@@ -336,6 +365,7 @@ class Ops:
     """Everything a model may compute with. `ops_for` in `headrace.ops` fills it for a device."""
 
     linear: LinearOp
+    per_head: PerHeadOp
     add: AddOp
     rms_norm: RmsNormOp
     gated_rms_norm: GatedRmsNormOp

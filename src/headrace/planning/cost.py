@@ -272,13 +272,15 @@ class Costs:
         return max(read * facts.expert_bytes[layer] / disk, self._compute(layer, tokens))
 
     def _dense_prefill(self, tokens: int, start: int) -> float:
-        """All but the routed experts. Attention: 4 operations a pair of tokens and hidden value."""
+        """All but the routed experts."""
         facts, speeds = self.facts, self.speeds
         dense = facts.prefill_bytes - facts.experts_bytes
-        windows = [need.window for need in facts.state if isinstance(need, KvNeed)]
         seen = start + tokens / 2
-        looked = sum(seen if window is None else min(seen, window) for window in windows)
-        attention = 4 * tokens * looked * facts.hidden
+        attention = tokens * sum(
+            min(seen, need.window or seen) * (need.work or 4 * facts.hidden)
+            for need in facts.state
+            if isinstance(need, KvNeed)
+        )
         work_s = (2 * tokens * facts.stem_weights + attention) / speeds.flops
         return max(dense / speeds.kernels, work_s)
 

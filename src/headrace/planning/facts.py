@@ -22,6 +22,8 @@ class KvNeed:
     value: int
     window: int | None = None  # tokens ever looked back at, itself counted
     kv_heads: int = 1  # both are [kv heads, width]
+    latent: int = 0  # channels of a key that are its value: none is kept apart
+    work: int = 0  # operations of a query with a key; 0 = four for each hidden value
 
 
 @dataclass(frozen=True, slots=True)

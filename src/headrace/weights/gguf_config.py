@@ -10,99 +10,19 @@ rows of q and k were reordered.
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from headrace.errors import CheckpointError
-from headrace.weights.checkpoint import StoredTensor
+from headrace.weights.gguf_deepseek import DEEPSEEK2, deepseek2
+from headrace.weights.gguf_keys import Config, Keys, Tensors, balanced, dense_first, normalised
 
-_NO_PART = frozenset(
-    ["vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "rope.dimension_sections",
-     "expert_shared_count", "nextn_predict_layers", "pooling_type"]
-)  # fmt: skip
 MAX_LAYERS = 1 << 12
 _CONTROL = 3
-_SIGMOID = 2
 _ENDS = frozenset(
     ["</s>", "<|endoftext|>", "<|im_end|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>",
      "<|return|>", "<|call|>"]
 )  # fmt: skip
-Config = dict[str, Any]
-Tensors = Mapping[str, StoredTensor]
-
-
-class Keys:
-    """The metadata of one architecture, and the keys read so far."""
-
-    def __init__(self, metadata: Mapping[str, Any], where: str) -> None:
-        self._metadata, self._where = metadata, where
-        named = metadata.get("general.architecture")
-        if not isinstance(named, str):
-            raise CheckpointError(
-                f"{where}: general.architecture = {named!r}",
-                expected="the name of an architecture",
-                fix="use a GGUF file that holds a model",
-            )
-        self.architecture = named
-        self._prefix = f"{self.architecture}."
-        self._read: set[str] = set()
-
-    def error(self, key: str, expected: str) -> CheckpointError:
-        value = self._metadata.get(self._prefix + key)
-        return CheckpointError(
-            f"{self._where}: {self._prefix}{key} = {value!r}",
-            expected=expected,
-            fix="use an unmodified file of a supported architecture",
-        )
-
-    def get(self, key: str, default: Any = None) -> Any:
-        self._read.add(key)
-        return self._metadata.get(self._prefix + key, default)
-
-    def count(self, key: str, default: int | None = None) -> int:
-        """A whole number above 0; a list of one value for all layers counts as that value."""
-        value = self.get(key, default)
-        if isinstance(value, list) and value:
-            used = {n for n in value if n != 0}  # 0: a layer without attention
-            value = used.pop() if len(used) == 1 else None
-        if type(value) is not int or not 0 < value < 1 << 40:
-            raise self.error(key, "one whole number above 0")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        """As short as the float32 that was stored allows."""
-        value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.error(key, "a number")
-        if not math.isfinite(value):
-            raise self.error(key, "a finite number")
-        return next(
-            (
-                short
-                for digits in range(6, 10)
-                if (short := float(f"{value:.{digits}g}")) == value or _single(short) == value
-            ),
-            float(value),
-        )
-
-    def finish(self) -> None:
-        """Raises CheckpointError if a key with a meaningful value was not read."""
-        for full, value in self._metadata.items():
-            key = full.removeprefix(self._prefix)
-            if key != full and value and key not in self._read and key not in _NO_PART:
-                raise CheckpointError(
-                    f"{self._where}: {full} = {str(value)[:60]} is not known here",
-                    expected="only settings whose arithmetic is implemented",
-                    fix="use a file made from the published model",
-                )
-
-
-def _single(value: float) -> float:
-    try:
-        return float(struct.unpack("<f", struct.pack("<f", value))[0])
-    except OverflowError:
-        return math.inf
 
 
 def layers_of(metadata: Mapping[str, Any], where: str) -> int:
@@ -135,9 +55,12 @@ def config_of(metadata: Mapping[str, Any], tensors: Tensors, where: str) -> Conf
 
 def _common(keys: Keys, metadata: Mapping[str, Any], tensors: Tensors, where: str) -> Config:
     heads, hidden = keys.count("attention.head_count"), keys.count("embedding_length")
-    head_dim = keys.count("attention.key_length", max(hidden // heads, 1))
-    if keys.count("attention.value_length", head_dim) != head_dim:
-        raise keys.error("attention.value_length", f"{head_dim} as attention.key_length")
+    if keys.architecture == DEEPSEEK2:  # lengths are those of latents
+        head_dim = keys.count("rope.dimension_count")
+    else:
+        head_dim = keys.count("attention.key_length", max(hidden // heads, 1))
+        if keys.count("attention.value_length", head_dim) != head_dim:
+            raise keys.error("attention.value_length", f"{head_dim} as attention.key_length")
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise CheckpointError(
@@ -197,6 +120,10 @@ def _yarn(keys: Keys, factor: float, original: Any) -> Config:
     for key, name in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
         if keys.get(f"rope.scaling.{key}") is not None:
             yarn[name] = keys.number(f"rope.scaling.{key}")
+    if keys.architecture == DEEPSEEK2 and keys.get("rope.scaling.yarn_log_multiplier"):
+        # Stored is a tenth of it; both are the same in what was published.
+        yarn["mscale_all_dim"] = round(10 * keys.number("rope.scaling.yarn_log_multiplier"), 6)
+        yarn["mscale"] = yarn["mscale_all_dim"]
     if keys.get("rope.scaling.yarn_ext_factor", 1.0) != 1.0:
         raise keys.error("rope.scaling.yarn_ext_factor", "1")
     for key in ("attn_factor", "yarn_attn_factor"):
@@ -219,13 +146,6 @@ def _tokens(metadata: Mapping[str, Any]) -> Config:
         ends += [i for i, (text, kind) in paired if kind == _CONTROL and text in _ENDS]
     first = metadata.get("tokenizer.ggml.bos_token_id")
     return {"eos_token_id": sorted(set(ends)), "bos_token_id": first}
-
-
-def _normalised(keys: Keys, *, default: bool) -> bool:
-    value = keys.get("expert_weights_norm", default)
-    if not isinstance(value, bool):
-        raise keys.error("expert_weights_norm", "true or false")
-    return value
 
 
 def _expert_width(keys: Keys) -> int:
@@ -255,7 +175,7 @@ def _qwen3(keys: Keys, tensors: Tensors) -> Config:
         "num_experts": keys.count("expert_count"),
         "moe_intermediate_size": width,
         "intermediate_size": keys.count("feed_forward_length", width),
-        "norm_topk_prob": _normalised(keys, default=True),
+        "norm_topk_prob": normalised(keys, default=True),
         "mlp_only_layers": [i for i in range(layers) if f"blk.{i}.ffn_gate.weight" in tensors],
     }
 
@@ -266,7 +186,7 @@ def _olmoe(keys: Keys, tensors: Tensors) -> Config:
         "model_type": "olmoe",
         "num_experts": keys.count("expert_count"),
         "intermediate_size": _expert_width(keys),
-        "norm_topk_prob": _normalised(keys, default=False),
+        "norm_topk_prob": normalised(keys, default=False),
         "clip_qkv": keys.number("attention.clamp_kqv") if clip else None,
     }
 
@@ -315,38 +235,17 @@ def _qwen3next(keys: Keys, tensors: Tensors) -> Config:
         "model_type": "qwen3_next",
         "value_heads_tiled": False,
         "qkvz_apart": "blk.0.attn_qkv.weight" in tensors,
-        "norm_topk_prob": _normalised(keys, default=True),
+        "norm_topk_prob": normalised(keys, default=True),
         "intermediate_size": width,
-    }
-
-
-def _balanced(keys: Keys) -> Config:
-    """Sigmoid scores with a bias for the choice alone, as DeepSeek-V3 has them."""
-    if keys.get("expert_gating_func", _SIGMOID) != _SIGMOID:
-        raise keys.error("expert_gating_func", f"{_SIGMOID}, sigmoid scores")
-    return {
-        "n_routed_experts": keys.count("expert_count"),
-        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
-        "n_shared_experts": keys.get("expert_shared_count", 0),
-        "n_group": keys.count("expert_group_count", 1),
-        "topk_group": keys.count("expert_group_used_count", 1),
-        "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
-    }
-
-
-def _dense_first(keys: Keys) -> Config:
-    return {
-        "first_k_dense_replace": keys.get("leading_dense_block_count", 0),
-        "intermediate_size": keys.count("feed_forward_length"),
     }
 
 
 def _glm4(keys: Keys, tensors: Tensors) -> Config:
     return {
         "model_type": "glm4_moe",
-        **_balanced(keys),
-        **_dense_first(keys),
-        "norm_topk_prob": _normalised(keys, default=True),
+        **balanced(keys),
+        **dense_first(keys),
+        "norm_topk_prob": normalised(keys, default=True),
         "use_qk_norm": "blk.0.attn_q_norm.weight" in tensors,
     }
 
@@ -354,21 +253,21 @@ def _glm4(keys: Keys, tensors: Tensors) -> Config:
 def _dots1(keys: Keys, tensors: Tensors) -> Config:
     return {
         "model_type": "dots1",
-        **_balanced(keys),
-        **_dense_first(keys),
-        "norm_topk_prob": _normalised(keys, default=False),
+        **balanced(keys),
+        **dense_first(keys),
+        "norm_topk_prob": normalised(keys, default=False),
     }
 
 
 def _minimax(keys: Keys, tensors: Tensors) -> Config:
     keys.get("feed_forward_length")
-    config = _balanced(keys)
+    config = balanced(keys)
     return {
         "model_type": "minimax_m2",
         "num_local_experts": config["n_routed_experts"],
         "intermediate_size": config["moe_intermediate_size"],
         "routed_scaling_factor": config["routed_scaling_factor"],
-        "norm_topk_prob": _normalised(keys, default=True),
+        "norm_topk_prob": normalised(keys, default=True),
     }
 
 
@@ -381,12 +280,13 @@ def _qwen2(keys: Keys, tensors: Tensors) -> Config:
         "moe_intermediate_size": _expert_width(keys),
         "shared_expert_intermediate_size": keys.count("expert_shared_feed_forward_length", width),
         "intermediate_size": keys.count("feed_forward_length"),
-        "norm_topk_prob": _normalised(keys, default=False),
+        "norm_topk_prob": normalised(keys, default=False),
         "qkv_bias": "blk.0.attn_q.bias" in tensors,
     }
 
 
 _ARCHITECTURES: Mapping[str, Callable[[Keys, Tensors], Config]] = {
+    DEEPSEEK2: deepseek2,
     "dots1": _dots1,
     "glm4moe": _glm4,
     "llama": _mixtral,

@@ -91,7 +91,7 @@ def test_an_unknown_architecture(folder: Path, tmp_path: Path) -> None:
     path = damaged(folder, tmp_path)
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "model_type": "gpt9"}))
-    with pytest.raises(CheckpointError, match="'gpt9' is not supported; expected one of dots1"):
+    with pytest.raises(CheckpointError, match=r"'gpt9' is not supported; expected one of .*dots1"):
         open_model(path)
 
 

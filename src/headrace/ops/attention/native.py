@@ -31,6 +31,7 @@ class NativeAttention:
         if q_THD.stride(1) != width:
             q_THD = q_THD.contiguous()
         groups, value_dim = v_pool.shape[1:]
+        assert v_pool.stride(0) == groups * v_pool.stride(1), v_pool.stride()
         out = torch.empty(tokens, heads, value_dim)
         self._run(
             q=q_THD.data_ptr(),
@@ -52,5 +53,6 @@ class NativeAttention:
             scale=scale,
             window=window,
             sinks=0 if sinks_H is None else sinks_H.data_ptr(),
+            value_step=v_pool.stride(1),
         )
         return out

@@ -16,7 +16,8 @@ class NativeStoreKv:
 
     def __call__(self, x_TGD: Tensor, pool: Tensor, slots_T: Tensor) -> None:
         tokens, heads, width = x_TGD.shape
-        if x_TGD.stride(1) != width:
+        assert heads == 1 or pool.stride(1) == width
+        if x_TGD.stride(1) != width and heads > 1:
             x_TGD = x_TGD.contiguous()
         self._run(
             x_TGD.data_ptr(),
@@ -26,4 +27,5 @@ class NativeStoreKv:
             slots_T.data_ptr(),
             pool.data_ptr(),
             CODES[pool.dtype],
+            pool.stride(0),
         )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from headrace._native import Matrix, Pool
-from headrace.formats.packed import Packed, code_of, stride_bytes
+from headrace.formats.packed import Packed, Weight, code_of, stride_bytes
 from headrace.ops.table import Linear
 
 
@@ -18,6 +19,13 @@ class _Prepared(NamedTuple):
     bias: int
     rows: int
     exact: bool
+
+
+def matrix_of(parts: Sequence[Weight]) -> Matrix:
+    """Parts of as many columns, where they lie; the caller keeps them alive."""
+    assert all(isinstance(p, Packed) or p.stride(1) == 1 for p in parts)
+    rows = [(p.data_ptr(), int(p.shape[0]), stride_bytes(p), code_of(p)) for p in parts]
+    return Matrix(rows, int(parts[0].shape[1]))
 
 
 class NativeLinear:
@@ -36,9 +44,7 @@ class NativeLinear:
         return y_TN
 
     def _prepare(self, w: Linear) -> _Prepared:
-        assert all(isinstance(p, Packed) or p.stride(1) == 1 for p in w.parts)
-        parts = [(p.data_ptr(), int(p.shape[0]), stride_bytes(p), code_of(p)) for p in w.parts]
-        matrix = Matrix(parts, w.columns)
+        matrix = matrix_of(w.parts)
         bias = 0 if w.bias_N is None else w.bias_N.data_ptr()
         ready = _Prepared(w, matrix, bias, w.rows, self._exact or w.exact)
         self._prepared[id(w)] = ready

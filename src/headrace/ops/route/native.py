@@ -32,6 +32,7 @@ class NativeRoute:
             renormalize=router.renormalize,
             renorm_eps=router.renorm_eps,
             scale=router.scale,
+            group_best=router.group_best,
             ids=ids.data_ptr(),
             weights=weights.data_ptr(),
         )

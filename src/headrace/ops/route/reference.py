@@ -11,8 +11,8 @@ from headrace.ops.table import Router, Routing, Score
 def route(logits_TE: Tensor, bias_E: Tensor | None, router: Router) -> Routing:
     """Chooses by score + bias, weighs by the score alone (arXiv 2412.19437, section 2.1.2).
 
-    Groups: the score of a group is the sum of its two best; only the best `keep_groups` stay. Equal
-    scores go to the lower id, and ids come best first.
+    Groups: the score of a group is the sum of its two best, or its best alone; only the best
+    `keep_groups` stay. Equal scores go to the lower id, and ids come best first.
     """
     logits = logits_TE.float()
     scores = {
@@ -23,7 +23,7 @@ def route(logits_TE: Tensor, bias_E: Tensor | None, router: Router) -> Routing:
     choice = scores if bias_E is None else scores + bias_E
     if router.groups > 1:
         grouped = choice.view(choice.shape[0], router.groups, -1)
-        best_two = grouped.topk(min(2, grouped.shape[-1]), -1).values.sum(-1)
+        best_two = grouped.topk(min(router.group_best, grouped.shape[-1]), -1).values.sum(-1)
         kept = best_two.argsort(dim=-1, descending=True, stable=True)[:, : router.keep_groups]
         dropped = torch.ones_like(best_two, dtype=torch.bool).scatter_(1, kept, False)
         choice = grouped.masked_fill(dropped[..., None], -torch.inf).flatten(1)
