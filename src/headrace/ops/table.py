@@ -180,9 +180,7 @@ class LinearOp(Protocol):
 
 class PerHeadOp(Protocol):
     def __call__(self, x_THK: Tensor, w: HeadLinear, *, keep: int = 0) -> Tensor:
-        """[T, H, N + keep] dense: each head through a map of its own; the last `keep` channels of x
-        follow behind as they are. x may be strided by token and head.
-        """
+        """[T, H, N + keep] dense: a map a head; the last `keep` channels of x follow as they are."""
         ...
 
 
@@ -300,9 +298,7 @@ class AttentionOp(Protocol):
         window: int = 0,
         sinks_H: Tensor | None = None,
     ) -> Tensor:
-        """Causal; [T, H, Dv] dense. See the reference for window and sinks. v_pool may be the first
-        channels of k_pool.
-        """
+        """Causal; [T, H, Dv] dense; v_pool may be the first channels of k_pool."""
         ...
 
 
