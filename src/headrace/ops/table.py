@@ -180,7 +180,7 @@ class LinearOp(Protocol):
 
 class PerHeadOp(Protocol):
     def __call__(self, x_THK: Tensor, w: HeadLinear, *, keep: int = 0) -> Tensor:
-        """[T, H, N + keep] dense: a map a head; the last `keep` channels of x follow as they are."""
+        """[T, H, N + keep] dense: a map a head; the last `keep` channels of x follow behind."""
         ...
 
 
