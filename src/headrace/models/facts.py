@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from headrace.models.spec import (
     Attention,
+    ChannelDelta,
     DeltaRule,
     LatentAttention,
     LayerSpec,
@@ -63,6 +64,8 @@ def _state(layer: LayerSpec) -> StateNeed | None:
     matrix = None
     if isinstance(mixer, DeltaRule):
         matrix = mixer.value_heads, mixer.key_dim, mixer.value_dim
+    if isinstance(mixer, ChannelDelta):
+        matrix = mixer.heads, mixer.head_dim, mixer.head_dim
     if isinstance(mixer, Ssm):
         matrix = mixer.heads, mixer.state, mixer.head_dim
     return RecurrentNeed(matrix, (mixer.channels, mixer.kernel - 1))

@@ -44,9 +44,15 @@ class Fields:
         self._table = table
         self._where = where
         self._read: set[str] = set()
+        self._spelled: Mapping[str, str] = {}
+
+    def respell(self, spelled: Mapping[str, str]) -> None:
+        """By the usual name of a key, how this family spells it."""
+        self._spelled = {k: v for k, v in spelled.items() if k not in self._table}
 
     def error(self, key: str, expected: str) -> CheckpointError:
         """For a key whose value cannot be right."""
+        key = self._spelled.get(key, key)
         return CheckpointError(
             f"{self._where}: {key} = {self._table.get(key)!r}",
             expected=expected,
@@ -55,6 +61,7 @@ class Fields:
 
     def get(self, key: str, default: Any = None) -> Any:
         """The raw value, or `default` where the key is absent or null."""
+        key = self._spelled.get(key, key)
         self._read.add(key)
         value = self._table.get(key)
         return default if value is None else value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headrace.models.spec import (
     Attention,
+    ChannelDelta,
     DeltaRule,
     Dense,
     LatentAttention,
@@ -48,6 +49,8 @@ def _mixer(hidden: int, mixer: Mixer) -> Shapes:
             return _latent(hidden, mixer)
         case DeltaRule():
             return _delta(hidden, mixer)
+        case ChannelDelta():
+            return _channel_delta(hidden, mixer)
         case ShortConv():
             return _short_conv(hidden, mixer)
         case Ssm():
@@ -112,6 +115,21 @@ def _delta(hidden: int, d: DeltaRule) -> Shapes:
     }
 
 
+def _channel_delta(hidden: int, d: ChannelDelta) -> Shapes:
+    inner, width = d.heads * d.head_dim, d.head_dim
+    return {
+        **dict.fromkeys("qkv", (inner, hidden)),
+        **{f"conv_{name}": (inner, d.kernel) for name in "qkv"},
+        "b": (d.heads, hidden),
+        **{f"{name}_a": (width, hidden) for name in "fg"},
+        **{f"{name}_b": (inner, width) for name in "fg"},
+        "a_log": (d.heads,),
+        "dt_bias": (inner,),
+        "delta_norm": (width,),
+        "o": (hidden, inner),
+    }
+
+
 def _short_conv(hidden: int, c: ShortConv) -> Shapes:
     shapes: Shapes = {
         "bcx": (3 * c.channels, hidden),
@@ -158,7 +176,9 @@ def _moe(hidden: int, moe: Moe) -> Shapes:
         shapes["correction_bias"] = (n,)
     if moe.expert_bias:
         shapes |= {
-            f"{k}.bias": shapes[k][:2] for k in ("experts.gate", "experts.up", "experts.down")
+            f"experts.{k}.bias": shapes[f"experts.{k}"][:2]
+            for k in ("gate", "up", "down")
+            if f"experts.{k}" in shapes
         }
     if moe.shared:
         shapes |= _mlp("shared", hidden, Dense(moe.shared.width, moe.activation))

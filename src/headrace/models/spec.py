@@ -140,6 +140,22 @@ class DeltaRule:
 
 
 @dataclass(frozen=True, slots=True)
+class ChannelDelta:
+    """Kimi Delta Attention (arXiv 2510.26692): the delta rule with a decay of each key channel,
+    behind short causal convolutions of q, k and v.
+    """
+
+    heads: int
+    head_dim: int  # of keys and values
+    kernel: int
+
+    @property
+    def channels(self) -> int:
+        """Of the convolutions: q, k and v side by side."""
+        return 3 * self.heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
 class ShortConv:
     """A causal convolution between two gates, all made of the layer's input: b, c and x side by
     side; c * conv(b * x). `bias`: of projections and convolution.
@@ -211,7 +227,7 @@ class Moe:
     shared: SharedExpert | None = None
 
 
-Mixer = Attention | LatentAttention | DeltaRule | ShortConv | Ssm
+Mixer = Attention | LatentAttention | DeltaRule | ChannelDelta | ShortConv | Ssm
 Ffn = Dense | Moe
 
 

@@ -14,11 +14,13 @@ from headrace.models.attention import Angles, AttentionBlock
 from headrace.models.conv import ConvBlock
 from headrace.models.delta import DeltaBlock
 from headrace.models.dense import DenseBlock, OneExpert
+from headrace.models.kda import ChannelDeltaBlock
 from headrace.models.latent import LatentBlock
 from headrace.models.moe import MoeBlock
 from headrace.models.rope import angle_factor, frequencies
 from headrace.models.spec import (
     Attention,
+    ChannelDelta,
     DeltaRule,
     Dense,
     Ffn,
@@ -35,7 +37,7 @@ from headrace.models.tensors import Scope
 from headrace.ops.spans import Spans
 from headrace.ops.table import Linear, Ops
 
-MixerBlock = AttentionBlock | LatentBlock | DeltaBlock | ConvBlock | SsmBlock
+MixerBlock = AttentionBlock | LatentBlock | DeltaBlock | ChannelDeltaBlock | ConvBlock | SsmBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,8 @@ def _mixer(model: ModelSpec, spec: Mixer, scope: Scope, ops: Ops) -> MixerBlock:
             return LatentBlock(spec, scope, ops)
         case DeltaRule():
             return DeltaBlock(model, spec, scope, ops)
+        case ChannelDelta():
+            return ChannelDeltaBlock(model, spec, scope, ops)
         case ShortConv():
             return ConvBlock(spec, scope, ops)
         case Ssm():

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import dataclass
 from enum import Enum
+from math import prod
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Layout(Enum):
     ONE_ROW = "[K] or [1, K] -> [1, K]"
     DROP_MIDDLE = "[N, 1, K] -> [N, K]"
     DROP_FIRST = "[1, K] -> [K]"
+    FLATTEN = "[.., K] -> [N], all elements in order"
 
 
 def _transpose(v: View) -> tuple[View, ...]:
@@ -83,6 +85,11 @@ def _drop_first(v: View) -> tuple[View, ...]:
     return (View(v.shape[1:], v.strides[1:], v.start),)
 
 
+def _flatten(v: View) -> tuple[View, ...]:
+    assert v == View(v.shape, View.dense(v.shape).strides, v.start), "no part of a tensor"
+    return (View((prod(v.shape),), (1,), v.start),)
+
+
 _LAYOUTS: dict[Layout, tuple[int, Callable[[View], tuple[View, ...]]]] = {
     Layout.TRANSPOSE: (2, _transpose),
     Layout.HALVES: (2, _halves),
@@ -91,6 +98,7 @@ _LAYOUTS: dict[Layout, tuple[int, Callable[[View], tuple[View, ...]]]] = {
     Layout.ONE_ROW: (1, _one_row),
     Layout.DROP_MIDDLE: (3, _drop_middle),
     Layout.DROP_FIRST: (2, _drop_first),
+    Layout.FLATTEN: (1, _flatten),
 }
 
 

@@ -12,6 +12,7 @@ from headrace.models.families.common import (
     per_expert,
     top_k_of,
 )
+from headrace.models.families.gguf import GGUF_RULES
 from headrace.models.fields import Fields, read_rope
 from headrace.models.spec import Dense, LayerSpec, ModelSpec, Moe, QkNorm, ShortConv
 from headrace.ops.table import Activation, Router, Score
@@ -42,6 +43,16 @@ NAMES = NameMap(
         rule(f"{_L}.feed_forward.expert_bias", f"{_L}.correction_bias"),
     ),
     prefixes=("model.",),
+)
+_G = "blk.{layer}"
+GGUF_NAMES = NameMap(
+    (
+        *GGUF_RULES,
+        rule("token_embd_norm.weight", "norm"),
+        rule(f"{_G}.shortconv.conv.weight", f"{_L}.conv"),
+        rule(f"{_G}.shortconv.in_proj.weight", f"{_L}.bcx"),
+        rule(f"{_G}.shortconv.out_proj.weight", f"{_L}.o"),
+    )
 )
 _CONV = "conv"
 EPS = 1e-6  # added to the sum by which weights are divided

@@ -25,6 +25,19 @@ def mamba_named(stem: str) -> tuple[Rule, ...]:
     )
 
 
+_G = "blk.{layer}"
+GGUF_MAMBA = (
+    rule(f"{_G}.ssm_in.weight", f"{_L}.zxbcdt"),
+    rule(f"{_G}.ssm_conv1d.weight", f"{_L}.conv"),
+    rule(f"{_G}.ssm_conv1d.bias", f"{_L}.conv.bias"),
+    rule(f"{_G}.ssm_a", f"{_L}.rate", layouts=(Layout.FLATTEN,)),
+    rule(f"{_G}.ssm_dt.bias", f"{_L}.dt_bias"),
+    rule(f"{_G}.ssm_d", f"{_L}.skip", layouts=(Layout.FLATTEN,)),
+    rule(f"{_G}.ssm_norm.weight", f"{_L}.ssm_norm", layouts=(Layout.FLATTEN,)),
+    rule(f"{_G}.ssm_out.weight", f"{_L}.o"),
+)
+
+
 def check_steps(fields: Fields) -> None:
     """Raises CheckpointError where steps are limited. Other settings of steps are of
     initialisation; chunks and kernels change no result.

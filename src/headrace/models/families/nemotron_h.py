@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from headrace.models.families.balanced import moe_of
 from headrace.models.families.common import attention_of, model_of
-from headrace.models.families.mamba import check_steps, mamba_named
+from headrace.models.families.gguf import GGUF_RULES
+from headrace.models.families.mamba import GGUF_MAMBA, check_steps, mamba_named
 from headrace.models.fields import Fields
 from headrace.models.spec import Dense, LayerSpec, ModelSpec, SharedExpert, Ssm
 from headrace.ops.table import Activation
@@ -40,6 +41,20 @@ NAMES = NameMap(
     ),
     prefixes=("backbone.", "model."),
     skipped=("mtp.",),
+)
+_G = "blk.{layer}"
+GGUF_NAMES = NameMap(
+    (
+        # Before the rules that all families share: the first that fits is taken.
+        rule(f"{_G}.attn_norm.weight", f"{_L}.norm"),
+        *(
+            rule(f"{_G}.ffn_{stored}{end}.weight", f"{_L}.{part}.{name}")
+            for end, part in (("", "dense"), ("_exps", "experts"), ("_shexp", "shared"))
+            for name, stored in (("gate", "up"), ("down", "down"))
+        ),
+        *GGUF_MAMBA,
+        *GGUF_RULES,
+    )
 )
 _KINDS = {
     "M": ("linear_attention", "mamba"),
