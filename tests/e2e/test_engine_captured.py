@@ -37,6 +37,7 @@ FAMILIES = [
     "qwen3_next",
     "lfm2_moe",
     "nemotron_h",
+    "kimi_linear",
 ]
 
 

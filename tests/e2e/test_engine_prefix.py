@@ -21,6 +21,7 @@ FAMILIES = [
     "mixtral-window-llama3",
     "lfm2_moe",
     "nemotron_h",
+    "kimi_linear",
     "deepseek_v3",
 ]
 VOCAB = tiny.VOCAB

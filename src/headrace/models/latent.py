@@ -43,9 +43,9 @@ class LatentBlock:
         latent_TR = ops.rms_norm(y_TN[:, at : at + rank], self._kv_norm, spec.eps)
         turned = y_TN.as_strided((tokens, 1, rotated), (channels, rotated, 1), at + rank)
         q_THR = ops.per_head(self._queries(y_TN), self._into, keep=rotated)
-        assert angles is not None
-        for part in (turned, q_THR[..., rank:]):
-            ops.rope(part, *angles, interleaved=spec.rope.interleaved)
+        if angles is not None:
+            for part in (turned, q_THR[..., rank:]):
+                ops.rope(part, *angles, interleaved=spec.rope.interleaved)
         ops.store_kv(latent_TR.view(tokens, 1, rank), pool.values, spans.kv_slots_T)
         ops.store_kv(turned, pool.keys[..., rank:], spans.kv_slots_T)
         out_THR = ops.attention(q_THR, pool.keys, pool.values, spans, scale=spec.scale)

@@ -102,6 +102,7 @@ class LatentAttention:
     bias: bool = False  # of the projections out of the residual stream
     out_bias: bool = False
     split: bool = False
+    turned: bool = True  # the channels beside the latents are rotated
 
     @property
     def width(self) -> int:

@@ -142,8 +142,14 @@ def _layer(i: int, model: ModelSpec, tensors: Scope, ops: Ops, everyone: OneExpe
         None if mixer is None else _mixer(model, mixer, scope, ops),
         ffn_norm,
         None if ffn is None else _ffn(i, ffn, scope, ops, everyone),
-        mixer.rope if isinstance(mixer, Attention | LatentAttention) else None,
+        _rope(mixer),
     )
+
+
+def _rope(spec: Mixer | None) -> Rope | None:
+    if isinstance(spec, LatentAttention):
+        return spec.rope if spec.turned else None
+    return spec.rope if isinstance(spec, Attention) else None
 
 
 def _mixer(model: ModelSpec, spec: Mixer, scope: Scope, ops: Ops) -> MixerBlock:

@@ -1,4 +1,4 @@
-"""Configs of LFM2-MoE and Nemotron 3 Nano, as published."""
+"""Configs of LFM2-MoE, Nemotron 3 Nano and Kimi-Linear, as published."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from headrace.models.facts import _state
 from headrace.models.registry import family_of
 from headrace.models.spec import (
     Attention,
+    ChannelDelta,
     Dense,
+    LatentAttention,
     ModelSpec,
     Moe,
     QkNorm,
@@ -118,6 +120,57 @@ NEMOTRON_3_NANO: dict[str, Any] = {
     "vocab_size": 131072,
 }
 
+KIMI_LINEAR: dict[str, Any] = {
+    "architectures": ["KimiLinearForCausalLM"],
+    "auto_map": {"AutoConfig": "configuration_kimi.KimiLinearConfig"},
+    "bos_token_id": 163584,
+    "dtype": "bfloat16",
+    "eos_token_id": 163586,
+    "first_k_dense_replace": 1,
+    "head_dim": 72,
+    "hidden_act": "silu",
+    "hidden_size": 2304,
+    "initializer_range": 0.02,
+    "intermediate_size": 9216,
+    "kv_lora_rank": 512,
+    "linear_attn_config": {
+        "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
+        "head_dim": 128,
+        "kda_layers": [i for i in range(1, 27) if i % 4],
+        "num_heads": 32,
+        "short_conv_kernel_size": 4,
+    },
+    "mla_use_nope": True,
+    "model_max_length": 1048576,
+    "model_type": "kimi_linear",
+    "moe_intermediate_size": 1024,
+    "moe_layer_freq": 1,
+    "moe_renormalize": True,
+    "moe_router_activation_func": "sigmoid",
+    "num_attention_heads": 32,
+    "num_expert_group": 1,
+    "num_experts": 256,
+    "num_experts_per_token": 8,
+    "num_hidden_layers": 27,
+    "num_key_value_heads": 32,
+    "num_nextn_predict_layers": 0,
+    "num_shared_experts": 1,
+    "pad_token_id": 163839,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "routed_scaling_factor": 2.446,
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "use_cache": True,
+    "use_grouped_topk": True,
+    "v_head_dim": 128,
+    "vocab_size": 163840,
+}
+
 
 def spec_of(config: dict[str, Any]) -> ModelSpec:
     return family_of(SafetensorsCheckpoint(Path("model"), config, {}))[1]
@@ -170,3 +223,29 @@ def test_nemotron_3_nano() -> None:
     ):
         with pytest.raises(CheckpointError, match=key):
             spec_of({**NEMOTRON_3_NANO, key: value})
+
+
+def test_kimi_linear() -> None:
+    spec = spec_of(KIMI_LINEAR)
+    kinds = [type(layer.mixer) for layer in spec.layers]
+    assert [i + 1 for i, kind in enumerate(kinds) if kind is LatentAttention] == [
+        *range(4, 25, 4),
+        27,
+    ]
+    assert [isinstance(layer.ffn, Dense) for layer in spec.layers] == [True] + [False] * 26
+    delta, latent, moe = spec.layers[0].mixer, spec.layers[3].mixer, spec.layers[1].ffn
+    assert delta == ChannelDelta(heads=32, head_dim=128, kernel=4)
+    assert _state(spec.layers[0]) == RecurrentNeed((32, 128, 128), (3 * 4096, 3))
+    assert isinstance(latent, LatentAttention)
+    assert isinstance(moe, Moe)
+    assert (latent.turned, latent.rank, latent.width) == (False, 512, 576)
+    assert latent.scale == 192**-0.5
+    assert (moe.experts, moe.router.top_k, moe.router.scale) == (256, 8, 2.446)
+    assert moe.shared == SharedExpert(1024, gated=False)
+    assert spec.max_context == 1048576
+    with pytest.raises(CheckpointError, match="num_expert_group = 3; expected a divisor of 256"):
+        spec_of({**KIMI_LINEAR, "num_expert_group": 3})
+    with pytest.raises(CheckpointError, match="moe_router_activation_func"):
+        spec_of({**KIMI_LINEAR, "moe_router_activation_func": "softmax"})
+    with pytest.raises(CheckpointError, match="mla_use_nope"):
+        spec_of({**KIMI_LINEAR, "mla_use_nope": False})

@@ -7,6 +7,14 @@ from headrace.weights.names import Layout, Rule, rule
 
 _L = "layers.{layer}"
 _NO_LIMITS = ([0.0, float("inf")], [0.0, {"__float__": "Infinity"}])
+# Of initialisation, of training, of kernels, of prediction ahead, or told by other keys.
+_NO_PART = (
+    *("chunk_size", "mamba_chunk_size", "use_mamba_kernels", "mamba_ssm_cache_dtype"),
+    *("time_step_floor", "time_step_max", "time_step_min", "rescale_prenorm_residual"),
+    *("residual_in_fp32", "num_logits_to_keep", "moe_shared_expert_overlap", "expand"),
+    *("mtp_hybrid_override_pattern", "mtp_layers_block_type", "mamba_proj_bias", "norm_eps"),
+    *("hidden_act", "intermediate_size", "partial_rotary_factor", "rope_theta", "sliding_window"),
+)
 _BIASED = (("weight", ""), ("bias", ".bias"))
 
 
@@ -39,13 +47,9 @@ GGUF_MAMBA = (
 
 
 def check_steps(fields: Fields) -> None:
-    """Raises CheckpointError where steps are limited. Other settings of steps are of
-    initialisation; chunks and kernels change no result.
-    """
+    """Raises CheckpointError where steps are limited; passes over what changes no result."""
     # Infinity is no JSON: some files have it all the same, some in a table.
     if fields.get("time_step_limit", _NO_LIMITS[0]) not in _NO_LIMITS:
         raise fields.error("time_step_limit", "[0, Infinity]")
-    for key in ("chunk_size", "mamba_chunk_size", "time_step_floor", "time_step_max"):
-        fields.get(key)
-    for key in ("time_step_min", "use_mamba_kernels", "mamba_ssm_cache_dtype"):
+    for key in _NO_PART:
         fields.get(key)

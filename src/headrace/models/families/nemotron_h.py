@@ -67,7 +67,6 @@ _KINDS = {
 def spec_from(fields: Fields) -> ModelSpec:
     """From a config as published."""
     check_steps(fields)
-    _ignore(fields)
     pattern = _pattern(fields)
     ssm = Ssm(
         heads=fields.count("mamba_num_heads"),
@@ -109,24 +108,3 @@ def _pattern(fields: Fields) -> str:
     if fields.count("num_hidden_layers", len(pattern)) != len(pattern):
         raise fields.error("num_hidden_layers", f"{len(pattern)}, as the pattern has")
     return pattern
-
-
-def _ignore(fields: Fields) -> None:
-    """Of initialisation, of training, of prediction ahead, or told elsewhere."""
-    for key in (
-        "expand",
-        "hidden_act",
-        "intermediate_size",
-        "mamba_proj_bias",
-        "moe_shared_expert_overlap",
-        "mtp_hybrid_override_pattern",
-        "mtp_layers_block_type",
-        "norm_eps",
-        "num_logits_to_keep",
-        "partial_rotary_factor",
-        "rescale_prenorm_residual",
-        "residual_in_fp32",
-        "rope_theta",
-        "sliding_window",
-    ):
-        fields.get(key)
