@@ -74,6 +74,8 @@ def _project(spec: LatentAttention, scope: Scope) -> Linear:
 def _maps(spec: LatentAttention, scope: Scope) -> tuple[HeadLinear, HeadLinear]:
     """Into the latent space and out of it."""
     if spec.split:
-        return scope.heads("k_b"), scope.heads("v_b")
+        keys = row_blocks(scope.matrix("k_b"), [spec.rank] * spec.heads)
+        values = row_blocks(scope.matrix("v_b"), [spec.value_dim] * spec.heads)
+        return HeadLinear(tuple(keys)), HeadLinear(tuple(values))
     blocks = row_blocks(scope.matrix("kv_b"), [spec.key_dim, spec.value_dim] * spec.heads)
     return HeadLinear(tuple(blocks[::2]), across=True), HeadLinear(tuple(blocks[1::2]))

@@ -90,8 +90,8 @@ def _latent(hidden: int, a: LatentAttention) -> Shapes:
     else:
         shapes["q"] = (queries, hidden)
     if a.split:
-        shapes["k_b"] = (a.heads, a.rank, a.key_dim)
-        shapes["v_b"] = (a.heads, a.value_dim, a.rank)
+        shapes["k_b"] = (a.heads * a.rank, a.key_dim)
+        shapes["v_b"] = (a.heads * a.value_dim, a.rank)
     else:
         shapes["kv_b"] = (a.heads * (a.key_dim + a.value_dim), a.rank)
     biased = ("kv_a", *("q_a",) * bool(a.query_rank)) * a.bias + ("o",) * a.out_bias

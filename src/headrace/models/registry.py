@@ -64,6 +64,7 @@ FAMILIES: Mapping[str, Family] = {
     "gpt_oss": _family(gpt_oss.spec_from, gpt_oss.NAMES, gpt_oss.GGUF_NAMES),
     "hy_v3": _family(hy_v3.spec_from, hy_v3.NAMES),
     "kimi_k2": _family(deepseek.spec_from, deepseek.NAMES),
+    "kimi_k25": _family(deepseek.spec_from, deepseek.NAMES),
     "kimi_linear": _family(kimi_linear.spec_from, kimi_linear.NAMES),
     "lfm2_moe": _family(lfm2_moe.spec_from, lfm2_moe.NAMES, lfm2_moe.GGUF_NAMES),
     "minimax_m2": _family(minimax_m2.spec_from, minimax_m2.NAMES, GGUF_NAMES),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headrace.formats.packed import Packed, Weight, decode
 from headrace.models.spec import Moe
-from headrace.ops.table import Activation, ExpertRows, HeadLinear, Linear
+from headrace.ops.table import Activation, ExpertRows, Linear
 from headrace.weights.views import Tensors
 
 KINDS = ("gate", "up", "down")
@@ -39,10 +39,6 @@ class Scope:
         parts = [self.matrix(name) for name in names]
         joined = torch.cat([self.vector(f"{name}.bias") for name in names]) if bias else None
         return Linear(tuple(parts), joined, exact)
-
-    def heads(self, name: str) -> HeadLinear:
-        """A stack of maps, one a head."""
-        return HeadLinear(tuple(self._stack(name)))
 
     def mlp(self, stem: str, activation: Activation) -> ExpertRows:
         """A dense block as a single expert."""

@@ -53,6 +53,7 @@ class Layout(Enum):
     DROP_MIDDLE = "[N, 1, K] -> [N, K]"
     DROP_FIRST = "[1, K] -> [K]"
     FLATTEN = "[.., K] -> [N], all elements in order"
+    STACKED = "matrices [E, N, K] -> their rows [E * N, K]"
 
 
 def _transpose(v: View) -> tuple[View, ...]:
@@ -90,6 +91,10 @@ def _flatten(v: View) -> tuple[View, ...]:
     return (View((prod(v.shape),), (1,), v.start),)
 
 
+def _stacked(v: View) -> tuple[View, ...]:
+    return (View((prod(v.shape[:-1]), v.shape[-1]), v.strides[-2:], v.start),)
+
+
 _LAYOUTS: dict[Layout, tuple[int, Callable[[View], tuple[View, ...]]]] = {
     Layout.TRANSPOSE: (2, _transpose),
     Layout.HALVES: (2, _halves),
@@ -99,6 +104,7 @@ _LAYOUTS: dict[Layout, tuple[int, Callable[[View], tuple[View, ...]]]] = {
     Layout.DROP_MIDDLE: (3, _drop_middle),
     Layout.DROP_FIRST: (2, _drop_first),
     Layout.FLATTEN: (1, _flatten),
+    Layout.STACKED: (3, _stacked),
 }
 
 

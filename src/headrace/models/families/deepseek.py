@@ -12,7 +12,7 @@ from headrace.models.families.common import BODY, FFN, model_of
 from headrace.models.families.gguf import GGUF_RULES
 from headrace.models.fields import Fields, read_rope, yarn_mscale
 from headrace.models.spec import Ffn, LatentAttention, LayerSpec, ModelSpec, Yarn
-from headrace.weights.names import NameMap, rule
+from headrace.weights.names import Layout, NameMap, rule
 
 _L = "layers.{layer}"
 _A = f"{_L}.self_attn"
@@ -35,7 +35,9 @@ LATENT = (
 NAMES = NameMap(
     (*BODY, *LATENT, *FFN, *experts_named()),
     prefixes=("model.", "language_model.model.", "language_model."),
-    skipped=("vision_tower.", "mm_projector."),
+    skipped=tuple(
+        f"{at}{part}." for at in ("", "model.") for part in ("vision_tower", "mm_projector")
+    ),
 )
 _G = "blk.{layer}"
 GGUF = NameMap(
@@ -50,10 +52,9 @@ GGUF = NameMap(
                 ("kv_a_mqa", "kv_a"),
                 ("kv_a_norm", "kv_norm"),
                 ("kv_b", "kv_b"),
-                ("k_b", "k_b"),
-                ("v_b", "v_b"),
             )
         ),
+        *(rule(f"{_G}.attn_{n}_b.weight", f"{_L}.{n}_b", layouts=(Layout.STACKED,)) for n in "kv"),
     )
 )
 NORM_EPS = 1e-6  # of the latents' norms, whatever `rms_norm_eps` is
