@@ -43,6 +43,31 @@ void arrange(Pool& pool, Address x, std::int64_t tokens, std::int64_t token_stri
     make(pool, headrace::arrange, c);
 }
 
+void scale(Pool& pool, Address x, std::int64_t tokens, std::int64_t width, float factor,
+           float cap) {
+    make(pool, headrace::scale, {at<float>(x), tokens, width, factor, cap});
+}
+
+void scale_rows(Pool& pool, Address x, std::int64_t tokens, std::int64_t heads, std::int64_t width,
+                std::int64_t token_stride, std::int64_t head_stride, Address by,
+                std::int64_t by_token_stride, std::int64_t by_head_stride) {
+    make(pool, headrace::scale_rows,
+         {at<float>(x), tokens, heads, width, token_stride, head_stride, at<float>(by),
+          by_token_stride, by_head_stride});
+}
+
+void temperature(Pool& pool, Address positions, std::int64_t tokens, std::int64_t span,
+                 double strength, Address y) {
+    make(pool, headrace::temperature,
+         {at<std::int64_t>(positions), tokens, span, strength, at<float>(y)});
+}
+
+void layer_norm(Pool& pool, Address x, std::int64_t rows, std::int64_t width, Address weight,
+                Address bias, float eps, Address y) {
+    make(pool, headrace::layer_norm,
+         {at<float>(x), rows, width, at<float>(weight), at<float>(bias), eps, at<float>(y)});
+}
+
 void lookup(Pool& pool, Address table, int format, std::int64_t rows, std::int64_t width,
             std::int64_t row_stride_bytes, Address ids, std::int64_t count, Address y) {
     make(pool, headrace::lookup,
@@ -72,6 +97,13 @@ void bind_gates(nb::class_<Pool>& pool) {
         .def("multiply", &multiply, "x"_a, "by"_a, "tokens"_a, "width"_a, "x_stride"_a,
              "by_stride"_a, "y"_a, Released())
         .def("arrange", &arrange, "x"_a, "tokens"_a, "token_stride"_a, "order"_a, "columns"_a,
+             "y"_a, Released())
+        .def("scale", &scale, "x"_a, "tokens"_a, "width"_a, "factor"_a, "cap"_a, Released())
+        .def("scale_rows", &scale_rows, "x"_a, "tokens"_a, "heads"_a, "width"_a, "token_stride"_a,
+             "head_stride"_a, "by"_a, "by_token_stride"_a, "by_head_stride"_a, Released())
+        .def("temperature", &temperature, "positions"_a, "tokens"_a, "span"_a, "strength"_a, "y"_a,
+             Released())
+        .def("layer_norm", &layer_norm, "x"_a, "rows"_a, "width"_a, "weight"_a, "bias"_a, "eps"_a,
              "y"_a, Released())
         .def("lookup", &lookup, "table"_a, "format"_a, "rows"_a, "width"_a, "row_stride_bytes"_a,
              "ids"_a, "count"_a, "y"_a, Released())

@@ -46,7 +46,7 @@ void store_kv(Pool& pool, Address x, std::int64_t tokens, std::int64_t token_str
 void attention(Pool& pool, Address q, std::int64_t q_stride, Address k, Address v, int format,
                Address out, int sequences, Address offsets, Address contexts, Address blocks,
                std::int64_t max_blocks, std::int64_t block_size, int heads, int kv_heads,
-               int head_dim, int value_dim, float scale, int window, Address sinks,
+               int head_dim, int value_dim, float scale, int window, bool chunked, Address sinks,
                std::int64_t value_step) {
     make(pool, headrace::attention,
          {at<float>(q),
@@ -67,6 +67,7 @@ void attention(Pool& pool, Address q, std::int64_t q_stride, Address k, Address 
           value_dim,
           scale,
           window,
+          chunked,
           at<float>(sinks),
           value_step});
 }
@@ -149,10 +150,11 @@ void ssm(Pool& pool, Address x, Address b, Address c, std::int64_t x_stride, std
 
 void route(Pool& pool, Address logits, std::int64_t tokens, int experts, int top_k, int score,
            Address bias, int groups, int keep_groups, bool renormalize, float renorm_eps,
-           float scale, Address ids, Address weights, int group_best) {
+           float scale, Address scales, Address ids, Address weights, int group_best) {
     make(pool, headrace::route,
          {at<float>(logits), tokens, experts, top_k, score, at<float>(bias), groups, keep_groups,
-          renormalize, renorm_eps, scale, at<std::int32_t>(ids), at<float>(weights), group_best});
+          renormalize, renorm_eps, scale, at<float>(scales), at<std::int32_t>(ids),
+          at<float>(weights), group_best});
 }
 
 }  // namespace
@@ -171,7 +173,7 @@ void bind_mixers(nb::module_&, nb::class_<Pool>& pool) {
         .def("attention", &attention, nb::kw_only(), "q"_a, "q_stride"_a, "k"_a, "v"_a, "format"_a,
              "out"_a, "sequences"_a, "offsets"_a, "contexts"_a, "blocks"_a, "max_blocks"_a,
              "block_size"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "value_dim"_a, "scale"_a,
-             "window"_a, "sinks"_a, "value_step"_a = 0, Released())
+             "window"_a, "chunked"_a, "sinks"_a, "value_step"_a = 0, Released())
         .def("conv", &conv, "x"_a, "tokens"_a, "x_stride"_a, "channels"_a, "kernel"_a, "weight"_a,
              "bias"_a, "sequences"_a, "offsets"_a, "slots"_a, "state"_a, "silu"_a, "y"_a,
              "runs_of"_a = 0, "firsts"_a = 0, "keeps"_a = 0, Released())
@@ -186,5 +188,5 @@ void bind_mixers(nb::module_&, nb::class_<Pool>& pool) {
              "runs_of"_a = 0, "firsts"_a = 0, "keeps"_a = 0, Released())
         .def("route", &route, nb::kw_only(), "logits"_a, "tokens"_a, "experts"_a, "top_k"_a,
              "score"_a, "bias"_a, "groups"_a, "keep_groups"_a, "renormalize"_a, "renorm_eps"_a,
-             "scale"_a, "ids"_a, "weights"_a, "group_best"_a = 2, Released());
+             "scale"_a, "scales"_a, "ids"_a, "weights"_a, "group_best"_a = 2, Released());
 }

@@ -53,6 +53,48 @@ struct Multiply {
     float* y;
 };
 
+// x = x * factor, and where there is a cap: cap * tanh(x * factor / cap). In place, dense.
+struct Scale {
+    float* x;
+    std::int64_t tokens;
+    std::int64_t width;
+    float factor;
+    float cap;  // 0: none
+};
+
+// Each row of `width` in x times its own number, in place; a stride of 0 repeats a number.
+struct ScaleRows {
+    float* x;
+    std::int64_t tokens;
+    std::int64_t heads;
+    std::int64_t width;
+    std::int64_t token_stride;
+    std::int64_t head_stride;
+    const float* by;
+    std::int64_t by_token_stride;
+    std::int64_t by_head_stride;
+};
+
+// y = 1 + strength * log(1 + floor((position + 1) / span)), in float64, rounded once.
+struct Temperature {
+    const std::int64_t* positions;
+    std::int64_t tokens;
+    std::int64_t span;
+    double strength;
+    float* y;
+};
+
+// y = (x - mean) / sqrt(variance + eps) * weight + bias, by row, dense. Sums in float64.
+struct LayerNorm {
+    const float* x;
+    std::int64_t rows;
+    std::int64_t width;
+    const float* weight;
+    const float* bias;  // nullptr: zeros
+    float eps;
+    float* y;
+};
+
 // y[t, i] = x[t, order[i]]; y is dense [tokens, columns].
 struct Arrange {
     const float* x;
@@ -68,6 +110,10 @@ void decay(Pool& pool, const Decay& c);
 void clamp(Pool& pool, const Clamp& c);
 void multiply(Pool& pool, const Multiply& c);
 void arrange(Pool& pool, const Arrange& c);
+void scale(Pool& pool, const Scale& c);
+void scale_rows(Pool& pool, const ScaleRows& c);
+void temperature(Pool& pool, const Temperature& c);
+void layer_norm(Pool& pool, const LayerNorm& c);
 // Throws std::invalid_argument for a column that x has not.
 void check_order(const Arrange& c);
 

@@ -101,6 +101,7 @@ struct Attention {
     int value_dim;
     float scale;
     int window;
+    bool chunked;  // the window is what lies behind the last multiple of its size
     const float* sinks;
     std::int64_t value_step = 0;  // elements from one head's values to the next; 0: value_dim
 
@@ -109,7 +110,8 @@ struct Attention {
         return value_step == 0 ? value_dim : value_step;
     }
     [[gnu::always_inline]] std::int64_t first_key(std::int64_t position) const {
-        return window > 0 && position >= window ? position - window + 1 : 0;
+        if (window <= 0 || position < window) return 0;
+        return chunked ? position - position % window : position - window + 1;
     }
 };
 
@@ -223,6 +225,7 @@ struct Route {
     bool renormalize;
     float renorm_eps;
     float scale;
+    const float* scales;  // by expert, times the weights; nullptr: ones
     std::int32_t* ids;
     float* weights;
     int group_best = 2;  // scores of a group that are summed: its best one, or its two best

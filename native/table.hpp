@@ -117,8 +117,10 @@ struct KernelTable {
     void (*put[kInputs])(std::byte* row, int columns, int first, const float* x, int n);
     void (*gate)(const Gate& c, std::int64_t first, std::int64_t last);  // heads [first, last)
     void (*clamp)(float* x, float limit, std::size_t n);                 // to [-limit, limit]
-    void (*unpack[kFormats])(const Tiles& tiles, int row, float* to);    // one row
-    Top (*top_of)(const float* x, std::int64_t n);                       // the largest, n >= 1
+    // times `factor`, and into (-cap, cap) by its tanh where there is one
+    void (*scale)(float* x, float factor, float cap, std::size_t n);
+    void (*unpack[kFormats])(const Tiles& tiles, int row, float* to);  // one row
+    Top (*top_of)(const float* x, std::int64_t n);                     // the largest, n >= 1
     float (*read)(const std::byte* from, std::size_t nbytes);  // only reads; the sum keeps it alive
     const MixerTable* mixers;
 };

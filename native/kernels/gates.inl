@@ -22,6 +22,19 @@ inline void clamp_row(float* x, float limit, std::size_t n) {
     });
 }
 
+inline void scale_row(float* x, float factor, float cap, std::size_t n) {
+    if (cap == 0.0f) {
+        each_vector(n, [&](std::size_t i, int lanes) {
+            store_some(load_some(x + i, lanes) * F32::set1(factor), x + i, lanes);
+        });
+        return;
+    }
+    each_vector(n, [&](std::size_t i, int lanes) {
+        const F32 v = load_some(x + i, lanes) * F32::set1(factor);
+        store_some(F32::set1(cap) * tanh(v / F32::set1(cap)), x + i, lanes);
+    });
+}
+
 inline Top top_of(const float* x, std::int64_t n) {
     F32 tops[4], odd[4];
     for (int u = 0; u < 4; ++u) {

@@ -89,6 +89,7 @@ inline void route_token(const Route& c, std::int64_t t, float* scratch) {
     for (int i = 0; i < c.top_k; ++i) total += weights[i];
     for (int i = 0; i < c.top_k; ++i)
         weights[i] = (c.renormalize ? weights[i] / total : weights[i]) * c.scale;
+    for (int i = 0; c.scales != nullptr && i < c.top_k; ++i) weights[i] *= c.scales[ids[i]];
 }
 
 inline void route_tokens(const Route& c, std::int64_t first, std::int64_t last,

@@ -14,6 +14,7 @@ inline KernelTable generic_table(const char* name) {
     t.put[kBf16Input] = put_bf16;
     t.gate = gate_heads;
     t.clamp = clamp_row;
+    t.scale = scale_row;
     t.top_of = top_of;
     t.read = read_all;
     t.mixers = mixer_table();

@@ -84,6 +84,16 @@ void gates(const Pools& pools) {
     same_bits(
         std::vector<float>(x.begin(), x.begin() + static_cast<long>(dense)), "clamp", pools,
         [&](Pool& p, float* y) { clamp(p, {y, tokens, heads * width - 3, heads * width, 2}); });
+    const std::vector<float> some(x.begin(), x.begin() + static_cast<long>(dense));
+    for (const float cap : {0.0f, 3.0f})
+        same_bits(some, "scale", pools,
+                  [&](Pool& p, float* y) { scale(p, {y, tokens, heads * width, 0.3f, cap}); });
+    same_bits(some, "scale_rows", pools, [&](Pool& p, float* y) {
+        scale_rows(p, {y, tokens, heads, width - 1, heads * width, width, x.data(), heads, 1});
+    });
+    same_bits(empty, "layer_norm", pools, [&](Pool& p, float* y) {
+        layer_norm(p, {x.data(), tokens, heads * width, x.data(), x.data(), 1e-3f, y});
+    });
 }
 
 void entries(const Pools& pools) {
@@ -145,10 +155,26 @@ void attends(const Pools& pools, int heads, int kv_heads, int dim, int value_dim
     const auto sinks = noise(static_cast<std::size_t>(heads));
     const std::size_t out = 44 * static_cast<std::size_t>(heads * value_dim);
     same_bits(std::vector<float>(out, kNaN), "attention", pools, [&](Pool& p, float* y) {
-        attention(p, {q.data(), heads * dim, reinterpret_cast<const std::byte*>(k.data()),
-                      reinterpret_cast<const std::byte*>(v.data()), kF32, y, 4, offsets.data(),
-                      contexts.data(), blocks.data(), max_blocks, block, heads, kv_heads, dim,
-                      value_dim, 0.3f, window, window > 0 ? sinks.data() : nullptr});
+        attention(p, {q.data(),
+                      heads * dim,
+                      reinterpret_cast<const std::byte*>(k.data()),
+                      reinterpret_cast<const std::byte*>(v.data()),
+                      kF32,
+                      y,
+                      4,
+                      offsets.data(),
+                      contexts.data(),
+                      blocks.data(),
+                      max_blocks,
+                      block,
+                      heads,
+                      kv_heads,
+                      dim,
+                      value_dim,
+                      0.3f,
+                      window,
+                      window % 2 == 1,
+                      window > 0 ? sinks.data() : nullptr});
     });
 }
 
@@ -196,7 +222,7 @@ void routes(const Pools& pools) {
             same_bits(std::vector<float>(tokens * 4, kNaN), "route", pools, [&](Pool& p, float* y) {
                 std::vector<std::int32_t> ids(tokens * 4, -1);
                 route(p, {logits.data(), tokens, experts, 4, score, bias.data(), 4, 2, true, 0.0f,
-                          1.0f, ids.data(), y});
+                          1.0f, experts == 60 ? bias.data() : nullptr, ids.data(), y});
                 for (const std::int32_t id : ids) check(id >= 0 && id < experts, "route ids");
             });
     }
@@ -215,7 +241,7 @@ int main(int argc, char** argv) {
     keys(pools);
     attends(pools, 3, 1, 24, 24, 0);
     attends(pools, 8, 2, 63, 40, 100);
-    attends(pools, 4, 4, 128, 64, 300);
+    attends(pools, 4, 4, 128, 64, 301);
     states(pools);
     routes(pools);
     std::printf("ok %s\n", one.kernels().name);

@@ -276,6 +276,31 @@ class Pool:
     ) -> None:
         """y = x * by, dense [tokens, width]."""
 
+    def scale(self, x: int, tokens: int, width: int, factor: float, cap: float) -> None:
+        """x * factor, then cap * tanh(x / cap) unless cap is 0; in place, dense."""
+
+    def scale_rows(
+        self,
+        x: int,
+        tokens: int,
+        heads: int,
+        width: int,
+        token_stride: int,
+        head_stride: int,
+        by: int,
+        by_token_stride: int,
+        by_head_stride: int,
+    ) -> None:
+        """x[t, h] *= by[t, h], in place; a stride of 0 in `by` repeats a number."""
+
+    def temperature(self, positions: int, tokens: int, span: int, strength: float, y: int) -> None:
+        """y = 1 + strength * log(1 + (position + 1) // span); positions int64."""
+
+    def layer_norm(
+        self, x: int, rows: int, width: int, weight: int, bias: int, eps: float, y: int
+    ) -> None:
+        """y = (x - mean) / sqrt(variance + eps) * weight + bias, by row; bias 0 = none. Dense."""
+
     def arrange(
         self, x: int, tokens: int, token_stride: int, order: int, columns: int, y: int
     ) -> None:
@@ -362,6 +387,7 @@ class Pool:
         value_dim: int,
         scale: float,
         window: int,
+        chunked: bool,
         sinks: int,
         value_step: int = 0,
     ) -> None:
@@ -369,10 +395,9 @@ class Pool:
 
         Token t of sequence s (offsets[s] <= t < offsets[s+1], int32) stands at position
         contexts[s] + t - offsets[s] and sees keys 0..position, or the last `window` of them (itself
-        counted;
-        0 = all). k: [slots, kv_heads, head_dim], v: [slots, kv_heads, value_dim] of `format`; key j
-        of s lies in
-        slot blocks[s, j // block_size] * block_size + j % block_size (blocks int32 [sequences,
+        counted; 0 = all), or with `chunked` those since the last multiple of `window`.
+        k: [slots, kv_heads, head_dim], v: [slots, kv_heads, value_dim] of `format`; key j of s lies
+        in slot blocks[s, j // block_size] * block_size + j % block_size (blocks int32 [sequences,
         max_blocks]).
         `value_step`: elements from one head's values to the next (0: value_dim); v may be k.
         sinks: float32 [heads] logits that join the softmax's sum without a value (0 = none).
@@ -496,6 +521,7 @@ class Pool:
         renormalize: bool,
         renorm_eps: float,
         scale: float,
+        scales: int,
         ids: int,
         weights: int,
         group_best: int = 2,
@@ -505,8 +531,8 @@ class Pool:
         bias: float32 [experts] added for the choice only (0 = none). groups > 1: keep the best
         `keep_groups` groups by the sum of their `group_best` (1 or 2) best choice scores, others
         are -inf. Ties go to the lower id. weights: the unbiased scores, divided by (sum +
-        renorm_eps) if renormalize, times scale; ids int32 best first [tokens,
-        top_k].
+        renorm_eps) if renormalize, times scale and scales[id] (float32, 0 = none); ids int32 best
+        first [tokens, top_k].
         """
 
 class RowSpans:

@@ -31,6 +31,7 @@ class Shape:
     head_dim: int
     value_dim: int
     window: int = 0
+    chunked: bool = False
     sinks: bool = False
     dtype: torch.dtype = torch.float32
     block_size: int = 16
@@ -86,7 +87,8 @@ class Case:
             offsets=offsets.data_ptr(), contexts=contexts.data_ptr(), blocks=blocks.data_ptr(),
             max_blocks=self.max_blocks, block_size=s.block_size, heads=s.heads,
             kv_heads=s.kv_heads, head_dim=s.head_dim, value_dim=s.value_dim, scale=self.scale,
-            window=s.window, sinks=0 if self.sinks is None else self.sinks.data_ptr(),
+            window=s.window, chunked=s.chunked,
+            sinks=0 if self.sinks is None else self.sinks.data_ptr(),
         )  # fmt: skip
         return out
 
@@ -107,7 +109,8 @@ class Case:
         key = torch.arange(context + new)[None]
         hidden = key > position
         if s.window:
-            hidden |= key <= position - s.window
+            first = position - (position % s.window if s.chunked else s.window - 1)
+            hidden |= key < first
         scores = scores.masked_fill(hidden, -math.inf)
         if self.sinks is not None:
             sink = self.sinks.double()[:, None, None].expand(-1, new, 1)
@@ -120,6 +123,8 @@ SHAPES = [
     Shape(3, 1, 24, 24),
     Shape(4, 2, 63, 40, window=5, block_size=7),
     Shape(8, 2, 128, 128, dtype=torch.bfloat16),
+    Shape(6, 2, 40, 40, window=96, chunked=True, dtype=torch.bfloat16),
+    Shape(4, 1, 512, 512, block_size=4),
     Shape(6, 6, 16, 48, window=100, sinks=True),
     Shape(2, 1, 63, 63, sinks=True, dtype=torch.bfloat16, block_size=1),
     Shape(100, 1, 8, 8, window=300, dtype=torch.bfloat16, block_size=64),
@@ -128,7 +133,7 @@ SPANS = [(0, 70), (300, 1), (5, 3), (700, 20), (0, 1), (255, 2), (10, 0), (1100,
 
 
 def name(shape: Shape) -> str:
-    return f"{shape.heads}x{shape.kv_heads}x{shape.head_dim}w{shape.window}"
+    return f"{shape.heads}x{shape.kv_heads}x{shape.head_dim}w{shape.window}" + "c" * shape.chunked
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=name)

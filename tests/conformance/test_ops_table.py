@@ -122,6 +122,7 @@ def attention(r: Random) -> Iterator[Case]:
         ([1, 1, 1], [5, 0, 70], 16, (6, 2, 10, 10), 0),
         ([13, 1, 40], [0, 33, 7], 3, (6, 3, 12, 7), 0),
         ([13, 1, 40], [0, 33, 7], 5, (4, 4, 33, 20), 6),
+        ([13, 1, 40], [0, 33, 7], 5, (4, 2, 16, 16), -9),  # below 0: chunks
     )
     for dtype in (torch.float32, torch.bfloat16):
         for lengths, contexts, block, (heads, groups, width, value), window in shapes:
@@ -134,7 +135,7 @@ def attention(r: Random) -> Iterator[Case]:
             )
             for sinks in (None, r.normal(heads)):
                 yield lambda ops, a=(q, k, v, spans), w=window, s=sinks: (
-                    ops.attention(*a, scale=0.3, window=w, sinks_H=s),
+                    ops.attention(*a, scale=0.3, window=abs(w), chunked=w < 0, sinks_H=s),
                 )
     yield from latent_attention(r)
 
@@ -145,8 +146,8 @@ def route(r: Random) -> Iterator[Case]:
         for score in Score:
             plain = Router(top_k, score, renormalize=False)
             scaled = Router(top_k, score, renormalize=True, renorm_eps=1e-3, scale=2.5)
-            for router, b in ((plain, None), (scaled, bias)):
-                yield lambda ops, a=(logits, b, router): _routed(ops.route(*a))
+            for router, b, by in ((plain, None, None), (scaled, bias, r.normal(experts))):
+                yield lambda ops, a=(logits, b, router, by): _routed(ops.route(*a))
     grouped = Router(3, Score.SIGMOID, groups=6, keep_groups=2, renorm_eps=1e-20, scale=1.5)
     logits, bias = r.normal(11, 24), r.normal(24)
     yield lambda ops: _routed(ops.route(logits, bias, grouped))

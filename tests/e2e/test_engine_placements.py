@@ -26,6 +26,8 @@ FAMILIES = [
     "qwen3_5_moe",
     "nemotron_h",
     "deepseek_v3",
+    "gemma4",
+    "llama4",
 ]
 PLACEMENTS: dict[str, dict[str, object]] = {
     "resident": {"placement": "resident"},

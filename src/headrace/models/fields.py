@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.errors import CheckpointError
-from headrace.models.spec import LinearScaling, Llama3Scaling, Rope, Yarn
+from headrace.models.spec import LinearScaling, Llama3Scaling, Proportional, Rope, Yarn
 from headrace.ops.table import Activation
 
 # Of training, of generation, of the files themselves, or repeated elsewhere.
@@ -159,18 +159,45 @@ def read_rope(
     where absent. `known`: more keys of the table, which the family reads.
     """
     table = fields.table("rope_parameters") or fields.table("rope_scaling") or Fields({}, "rope")
+    for key in known:
+        table.get(key)
     fields.get("rope_scaling")
-    theta = table.number("rope_theta", fields.number("rope_theta", theta))
-    share = table.number("partial_rotary_factor", fields.number("partial_rotary_factor", partial))
+    theta = fields.number("rope_theta", theta)
+    partial = fields.number("partial_rotary_factor", partial)
+    return _rope(fields, table, head_dim, theta, partial)
+
+
+def read_ropes(fields: Fields, kinds: Mapping[str, tuple[int, float, float]]) -> dict[str, Rope]:
+    """From a `rope_parameters` with a table for each kind of layer. `kinds`: the width of a head,
+    and theta and share where absent.
+    """
+    tables = fields.table("rope_parameters") or Fields({}, "rope")
+    found = {
+        kind: _rope(fields, tables.table(kind) or Fields({}, "rope"), *numbers)
+        for kind, numbers in kinds.items()
+    }
+    tables.finish()
+    return found
+
+
+def _rope(fields: Fields, table: Fields, head_dim: int, theta: float, partial: float) -> Rope:
+    theta = table.number("rope_theta", theta)
+    share = table.number("partial_rotary_factor", partial)
     kind_key = "rope_type" if table.get("rope_type") else "type"
     table.get("type")
-    rotated = int(head_dim * share)
-    if rotated < 2 or rotated % 2 or rotated > head_dim:
+    proportional = table.get(kind_key) == "proportional"
+    rotated = head_dim if proportional else int(head_dim * share)
+    if rotated < 2 or rotated % 2 or rotated > head_dim or share > 1:
         raise table.error("partial_rotary_factor", f"an even share of {head_dim} channels")
     context = fields.count("max_position_embeddings")
-    scaling = _scaling(table, kind_key, context)
+    turning = Proportional(int(share * head_dim // 2)) if proportional else None
+    scaling = turning or _scaling(table, kind_key, context)
+    if table.get(kind_key) == "dynamic":  # with an alpha it is the same for every context
+        theta *= table.number("alpha") ** (head_dim / (head_dim - 2))
+        for key in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
+            table.get(key)
     # With text alone the three position axes of multimodal rope are one, which makes it plain rope.
-    table.finish("mrope_section", "mrope_interleaved", *known)
+    table.finish("mrope_section", "mrope_interleaved")
     return Rope(theta, rotated, scaling, fields.flag("rope_interleave", default=False))
 
 
@@ -178,7 +205,7 @@ def _scaling(
     table: Fields, kind_key: str, context: int
 ) -> LinearScaling | Yarn | Llama3Scaling | None:
     kind = table.get(kind_key, "default")
-    if kind == "default":
+    if kind == "default" or (kind == "dynamic" and table.get("alpha") is not None):
         return None
     if kind == "linear":
         return LinearScaling(table.number("factor"))
@@ -191,7 +218,7 @@ def _scaling(
         )
     if kind in ("yarn", "deepseek_yarn"):
         return _yarn(table, context)
-    raise table.error(kind_key, "one of default, linear, llama3, yarn")
+    raise table.error(kind_key, "one of default, linear, llama3, yarn, dynamic with alpha")
 
 
 def _yarn(table: Fields, context: int) -> Yarn:

@@ -12,6 +12,7 @@ from headrace.models.spec import (
     Mixer,
     ModelSpec,
     Moe,
+    OutputGate,
     QkNorm,
     ShortConv,
     Ssm,
@@ -34,6 +35,10 @@ def needs_of(spec: ModelSpec) -> Shapes:
 def _layer(hidden: int, layer: LayerSpec) -> Shapes:
     mixer, ffn = layer.mixer, layer.ffn
     shapes: Shapes = {name: (hidden,) for name in layer.norms if name is not None}
+    if layer.norms_behind:
+        shapes |= {"behind_mixer_norm": (hidden,), "behind_ffn_norm": (hidden,)}
+    if layer.scaled:
+        shapes["scale"] = (1,)
     if mixer is not None:
         shapes |= _mixer(hidden, mixer)
     if ffn is not None:
@@ -58,7 +63,7 @@ def _mixer(hidden: int, mixer: Mixer) -> Shapes:
 
 
 def _attention(hidden: int, a: Attention) -> Shapes:
-    q_rows = a.heads * a.head_dim * (2 if a.gate else 1)
+    q_rows = a.heads * a.head_dim * (2 if a.gate == OutputGate.WITHIN_QUERY else 1)
     k_rows, v_rows = a.kv_heads * a.head_dim, a.kv_heads * a.value_dim
     shapes: Shapes = {
         "q": (q_rows, hidden),
@@ -66,7 +71,15 @@ def _attention(hidden: int, a: Attention) -> Shapes:
         "v": (v_rows, hidden),
         "o": (hidden, a.heads * a.value_dim),
     }
-    biased = ("q", "k", "v") * a.bias + ("o",) * a.out_bias
+    if a.values_of_keys:
+        del shapes["v"]
+    if a.fused:
+        shapes = {"qkv": (q_rows + k_rows + v_rows, hidden), "o": shapes["o"]}
+    if a.gate in (OutputGate.APART, OutputGate.SOFTPLUS):
+        shapes["gate"] = (a.heads * a.value_dim, hidden)
+    if a.gate == OutputGate.SOFTPLUS_HEAD:
+        shapes["gate"] = (a.heads, hidden)
+    biased = tuple(n for n in ("q", "k", "v", "qkv") if n in shapes) * a.bias + ("o",) * a.out_bias
     shapes |= {f"{name}.bias": shapes[name][:1] for name in biased}
     if a.qk_norm == QkNorm.HEAD:
         shapes |= {"q_norm": (a.head_dim,), "k_norm": (a.head_dim,)}
@@ -180,6 +193,12 @@ def _moe(hidden: int, moe: Moe) -> Shapes:
             for k in ("gate", "up", "down")
             if f"experts.{k}" in shapes
         }
+    if moe.expert_scales:
+        shapes["expert_scales"] = (n,)
+    if moe.beside:
+        shapes |= _mlp("dense", hidden, moe.beside)
+        names = ("router_norm", "dense_norm", "behind_dense_norm", "behind_experts_norm")
+        shapes |= dict.fromkeys(names, (hidden,))
     if moe.shared:
         shapes |= _mlp("shared", hidden, Dense(moe.shared.width, moe.activation))
         if moe.shared.gated:

@@ -43,13 +43,27 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True, slots=True)
+class Proportional:
+    """The first `turning` pairs turn as they would if all did, the others not at all (Gemma 4)."""
+
+    turning: int
+
+
+@dataclass(frozen=True, slots=True)
 class Rope:
     """Rotation of the first `rotated` channels of a head."""
 
     theta: float
     rotated: int
-    scaling: LinearScaling | Yarn | Llama3Scaling | None = None
+    scaling: LinearScaling | Yarn | Llama3Scaling | Proportional | None = None
     interleaved: bool = False
+
+
+class NormKind(Enum):
+    """Of the residual stream."""
+
+    RMS = "root mean square"
+    LAYER = "mean and variance"
 
 
 class QkNorm(Enum):
@@ -58,13 +72,30 @@ class QkNorm(Enum):
     NONE = "none"
     HEAD = "each head"
     WHOLE = "the whole projection"
+    UNIT = "each head, without weights"
+
+
+class OutputGate(Enum):
+    """What the output is multiplied by, and where that comes from."""
+
+    NONE = "none"
+    WITHIN_QUERY = "sigmoid: the query projection yields it, too, head by head"
+    APART = "sigmoid: a projection of its own"
+    SOFTPLUS = "softplus: a projection of its own"
+    SOFTPLUS_HEAD = "softplus: a projection of its own, one number a head"
+
+
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """Queries grow by `strength` * log(1 + floor((position + 1) / span)) (Llama 4)."""
+
+    span: int
+    strength: float
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Grouped-query attention. `gate`: the query projection also yields a sigmoid gate of the
-    output, head by head.
-    """
+    """Grouped-query attention."""
 
     heads: int
     kv_heads: int
@@ -73,11 +104,18 @@ class Attention:
     scale: float
     rope: Rope | None
     window: int = 0  # keys seen, the query's own counted; 0 = all
+    chunked: bool = False  # seen are keys since the last multiple of `window`
     qk_norm: QkNorm = QkNorm.NONE
+    rotate_first: bool = False  # q and k are normalised behind their rotation
+    unit_values: bool = False  # each head of v is normalised, without weights
+    values_of_keys: bool = False  # v is what k is before its norm and rotation
+    temperature: Temperature | None = None
+    fused: bool = False  # q, k and v are rows of one matrix
+    value_scale: float = 1.0  # of v
     bias: bool = False  # of q, k and v
     out_bias: bool = False
     sinks: bool = False
-    gate: bool = False
+    gate: OutputGate = OutputGate.NONE
     clip: float | None = None  # of q, k and v before rotation
 
 
@@ -214,7 +252,9 @@ class SharedExpert:
 
 @dataclass(frozen=True, slots=True)
 class Moe:
-    """Routed experts."""
+    """Routed experts. `beside`: a dense block whose output is added; router, experts and that block
+    each have a norm of their own on the way in, and experts and block on the way out (Gemma 4).
+    """
 
     experts: int
     width: int
@@ -226,6 +266,11 @@ class Moe:
     correction_bias: bool = False  # added to the scores for the choice only
     expert_bias: bool = False
     shared: SharedExpert | None = None
+    average_shared: bool = False  # routed and shared experts count half each
+    expert_scales: bool = False  # weights are multiplied by a number of each expert
+    weigh_inputs: bool = False  # weights multiply what goes into an expert: one per token
+    logit_cap: float = 0.0  # of the router's logits
+    beside: Dense | None = None
 
 
 Mixer = Attention | LatentAttention | DeltaRule | ChannelDelta | ShortConv | Ssm
@@ -234,17 +279,28 @@ Ffn = Dense | Moe
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """x += mixer(norm(x)); x += ffn(norm(x)); one of both may be absent."""
+    """x += mixer(norm(x)); x += ffn(norm(x)); one of both may be absent.
+
+    `norms_behind`: what is added goes through a norm of its own. `parallel`: both parts see the
+    mixer's norm of the same x. `scaled`: the sum is multiplied by a stored number.
+    """
 
     mixer: Mixer | None
     ffn: Ffn | None
+    norms_behind: bool = False
+    parallel: bool = False
+    scaled: bool = False
 
     @property
     def norms(self) -> tuple[str | None, str | None]:
-        """Names of the norms of mixer and feed-forward part, None for one that is absent."""
+        """Names of the norms in front of mixer and feed-forward part, None for one that is absent
+        or the other's.
+        """
         if self.mixer is None:
             return None, "norm"
-        return ("norm", None) if self.ffn is None else ("mixer_norm", "ffn_norm")
+        if self.ffn is None:
+            return "norm", None
+        return "mixer_norm", None if self.parallel else "ffn_norm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,3 +318,8 @@ class ModelSpec:
     layers: tuple[LayerSpec, ...]
     norm_plus_one: bool = False
     ahead: int = 0
+    norm: NormKind = NormKind.RMS
+    embed_scale: float = 1.0
+    residual_scale: float = 1.0  # of what each part of a layer adds
+    logit_scale: float = 1.0
+    logit_cap: float = 0.0  # logits are cap * tanh(logits / cap)

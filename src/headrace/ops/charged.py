@@ -48,6 +48,7 @@ def charged(ops: Ops, clock: VirtualClock) -> Ops:
         *,
         scale: float,
         window: int = 0,
+        chunked: bool = False,
         sinks_H: Tensor | None = None,
     ) -> Tensor:
         keys = int(spans.contexts_S.sum()) + q_THD.shape[0]
@@ -56,7 +57,14 @@ def charged(ops: Ops, clock: VirtualClock) -> Ops:
         seen = keys * q_THD.shape[0] * q_THD.shape[1] * q_THD.shape[2]
         kernel(keys * width * k_pool.element_size(), 4 * seen)
         return ops.attention(
-            q_THD, k_pool, v_pool, spans, scale=scale, window=window, sinks_H=sinks_H
+            q_THD,
+            k_pool,
+            v_pool,
+            spans,
+            scale=scale,
+            window=window,
+            chunked=chunked,
+            sinks_H=sinks_H,
         )
 
     return replace(

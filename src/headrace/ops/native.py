@@ -18,11 +18,12 @@ from headrace.ops.experts.native import NativeCombine, NativeExperts, NativeExpe
 from headrace.ops.kv.native import NativeStoreKv
 from headrace.ops.latent.native import NativePerHead
 from headrace.ops.linear.native import NativeLinear
-from headrace.ops.norm.native import NativeGatedRmsNorm, NativeRmsNorm
+from headrace.ops.norm.native import NativeGatedRmsNorm, NativeLayerNorm, NativeRmsNorm
 from headrace.ops.plan.native import NativeObserve, NativePlan
 from headrace.ops.residual.native import NativeAdd
 from headrace.ops.rope.native import NativeRope
 from headrace.ops.route.native import NativeRoute
+from headrace.ops.scale.native import NativeScale, NativeScaleRows, NativeTemperature
 from headrace.ops.ssm.native import NativeSsm
 from headrace.ops.table import Ops
 
@@ -34,7 +35,11 @@ def native_ops(pool: Pool, *, exact: bool) -> Ops:
         linear=NativeLinear(pool, exact=exact),
         per_head=NativePerHead(pool, exact=exact),
         add=NativeAdd(pool),
+        scale=NativeScale(pool),
+        scale_rows=NativeScaleRows(pool),
+        temperature=NativeTemperature(pool),
         rms_norm=NativeRmsNorm(pool),
+        layer_norm=NativeLayerNorm(pool),
         gated_rms_norm=NativeGatedRmsNorm(pool),
         gate=gate,
         sigmoid=gate.sigmoid,

@@ -11,11 +11,12 @@ from headrace.ops.experts.reference import combine, experts, experts_parts
 from headrace.ops.kv.reference import store_kv
 from headrace.ops.latent.reference import per_head
 from headrace.ops.linear.reference import linear
-from headrace.ops.norm.reference import gated_rms_norm, rms_norm
+from headrace.ops.norm.reference import gated_rms_norm, layer_norm, rms_norm
 from headrace.ops.plan.reference import observe, plan
 from headrace.ops.residual.reference import add
 from headrace.ops.rope.reference import rope
 from headrace.ops.route.reference import route
+from headrace.ops.scale.reference import scale, scale_rows, temperature
 from headrace.ops.ssm.reference import ssm
 from headrace.ops.table import Ops
 
@@ -26,7 +27,11 @@ def reference_ops() -> Ops:
         linear=linear,
         per_head=per_head,
         add=add,
+        scale=scale,
+        scale_rows=scale_rows,
+        temperature=temperature,
         rms_norm=rms_norm,
+        layer_norm=layer_norm,
         gated_rms_norm=gated_rms_norm,
         gate=gate,
         sigmoid=sigmoid,

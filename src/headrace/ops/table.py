@@ -14,6 +14,18 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol
 
 from headrace.ops.carried import ConvOp, DeltaOp, SsmOp
+from headrace.ops.elementwise import (
+    AddOp,
+    ArrangeOp,
+    ClampOp,
+    DecayOp,
+    GateOp,
+    MultiplyOp,
+    ScaleOp,
+    ScaleRowsOp,
+    SigmoidOp,
+    TemperatureOp,
+)
 from headrace.planning.policies import Fade
 
 if TYPE_CHECKING:  # specs name these types before torch is loaded
@@ -184,17 +196,17 @@ class PerHeadOp(Protocol):
         ...
 
 
-class AddOp(Protocol):
-    def __call__(self, x_TD: Tensor, y_TD: Tensor) -> None:
-        """x += y, in place."""
-        ...
-
-
 class RmsNormOp(Protocol):
     def __call__(
         self, x: Tensor, weight: Tensor | None, eps: float, *, plus_one: bool = False
     ) -> Tensor:
         """Over the last axis, any leading shape (row stride allowed); dense float32 result."""
+        ...
+
+
+class LayerNormOp(Protocol):
+    def __call__(self, x_TD: Tensor, weight_D: Tensor, bias_D: Tensor | None, eps: float) -> Tensor:
+        """(x - mean) / sqrt(variance + eps) * weight + bias over the last axis; x is dense."""
         ...
 
 
@@ -211,42 +223,6 @@ class GatedRmsNormOp(Protocol):
         """rms(x) times weight and gate over the last axis; x and gate have one shape [T, H, D] or
         [T, D]. weight: [D], or [H, D].
         """
-        ...
-
-
-class GateOp(Protocol):
-    def __call__(self, x: Tensor, gate: Tensor) -> None:
-        """x *= sigmoid(gate), in place; x is dense [T, H, D], gate may be strided by T and H."""
-        ...
-
-
-class SigmoidOp(Protocol):
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, H], rows may be strided; dense."""
-        ...
-
-
-class DecayOp(Protocol):
-    def __call__(self, a_TH: Tensor, rate_H: Tensor, dt_bias_H: Tensor) -> Tensor:
-        """rate * softplus(a + dt_bias), [T, H] dense; rate is float64, rows may be strided."""
-        ...
-
-
-class ClampOp(Protocol):
-    def __call__(self, x: Tensor, limit: float) -> None:
-        """Into [-limit, limit], in place; [T, H, D], may be strided by T and H."""
-        ...
-
-
-class MultiplyOp(Protocol):
-    def __call__(self, x_TC: Tensor, by_TC: Tensor) -> Tensor:
-        """x * by, dense; rows may be strided."""
-        ...
-
-
-class ArrangeOp(Protocol):
-    def __call__(self, x_TN: Tensor, order_M: Tensor) -> Tensor:
-        """Columns in another order: y[:, i] = x[:, order[i]], dense [T, M]; order is int32."""
         ...
 
 
@@ -296,14 +272,25 @@ class AttentionOp(Protocol):
         *,
         scale: float,
         window: int = 0,
+        chunked: bool = False,
         sinks_H: Tensor | None = None,
     ) -> Tensor:
-        """Causal; [T, H, Dv] dense; v_pool may be the first channels of k_pool."""
+        """Causal; [T, H, Dv] dense; v_pool may be the first channels of k_pool. See the reference
+        for window, chunks and sinks.
+        """
         ...
 
 
 class RouteOp(Protocol):
-    def __call__(self, logits_TE: Tensor, bias_E: Tensor | None, router: Router) -> Routing: ...
+    def __call__(
+        self,
+        logits_TE: Tensor,
+        bias_E: Tensor | None,
+        router: Router,
+        scales_E: Tensor | None = None,
+    ) -> Routing:
+        """`scales_E`: float32, by which the weights of an expert are multiplied."""
+        ...
 
 
 class ExpertsOp(Protocol):
@@ -363,7 +350,11 @@ class Ops:
     linear: LinearOp
     per_head: PerHeadOp
     add: AddOp
+    scale: ScaleOp
+    scale_rows: ScaleRowsOp
+    temperature: TemperatureOp
     rms_norm: RmsNormOp
+    layer_norm: LayerNormOp
     gated_rms_norm: GatedRmsNormOp
     gate: GateOp
     sigmoid: SigmoidOp

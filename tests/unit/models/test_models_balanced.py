@@ -15,6 +15,7 @@ from headrace.models.spec import (
     Dense,
     ModelSpec,
     Moe,
+    OutputGate,
     QkNorm,
     Rope,
     SharedExpert,
@@ -196,6 +197,6 @@ def test_qwen3_next() -> None:
     assert isinstance(attention, Attention)
     assert isinstance(moe, Moe)
     assert (delta.qkvz_by_head, delta.ba_by_head, delta.tiled) == (True, True, False)
-    assert (attention.gate, attention.rope) == (True, Rope(1e7, 64))
+    assert (attention.gate, attention.rope) == (OutputGate.WITHIN_QUERY, Rope(1e7, 64))
     assert (moe.experts, moe.router.top_k, moe.router.renormalize) == (512, 10, True)
     assert moe.shared == SharedExpert(512, gated=True)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import CheckpointError
 from headrace.models.registry import family_of
-from headrace.models.spec import Attention, DeltaRule, ModelSpec, Moe, Yarn
+from headrace.models.spec import Attention, DeltaRule, ModelSpec, Moe, OutputGate, Yarn
 from headrace.weights.checkpoint import StoredTensor
 from headrace.weights.gguf_checkpoint import GgufCheckpoint
 from headrace.weights.gguf_config import config_of, layers_of
@@ -129,7 +129,7 @@ def test_qwen35() -> None:
     assert delta == expected
     assert isinstance(attention, Attention)
     assert attention.rope is not None
-    assert (attention.rope.rotated, attention.gate) == (4, True)
+    assert (attention.rope.rotated, attention.gate) == (4, OutputGate.WITHIN_QUERY)
     assert not spec.norm_plus_one
 
 

@@ -87,13 +87,15 @@ def moe_of(
     )
 
 
-def feed_forward_of(fields: Fields, moe: Moe, *, first: int = 0) -> list[Ffn]:
-    """Of each layer: `mlp_layer_types`, or the first `first_k_dense_replace` dense (`first` where
+def feed_forward_of(
+    fields: Fields, moe: Moe, *, first: int = 0, key: str = "first_k_dense_replace"
+) -> list[Ffn]:
+    """Of each layer: `mlp_layer_types`, or as many dense ones in front as `key` says (`first` where
     that is absent, too).
     """
     count = layers_of(fields)
     kinds = fields.words("mlp_layer_types", count, (DENSE, SPARSE))
-    before = fields.count("first_k_dense_replace", min(first, count), low=0, high=count)
+    before = fields.count(key, min(first, count), low=0, high=count)
     kinds = kinds or tuple(DENSE if i < before else SPARSE for i in range(count))
     if DENSE not in kinds:
         fields.get("intermediate_size")

@@ -19,7 +19,7 @@ from headrace.models.families.common import (
 from headrace.models.families.gguf import GGUF_RULES
 from headrace.models.families.qwen import EXPERTS, SHARED, shared_of
 from headrace.models.fields import Fields, read_rope
-from headrace.models.spec import DeltaRule, LayerSpec, Mixer, ModelSpec, Moe, QkNorm
+from headrace.models.spec import DeltaRule, LayerSpec, Mixer, ModelSpec, Moe, OutputGate, QkNorm
 from headrace.ops.table import Router
 from headrace.weights.names import Layout, NameMap, rule
 
@@ -84,7 +84,7 @@ def mixers_of(fields: Fields, **more: bool) -> list[Mixer]:
         fields,
         rope=read_rope(fields, head_dim_of(fields), theta=10_000.0, partial=0.25),
         qk_norm=QkNorm.HEAD,
-        gate=True,
+        gate=OutputGate.WITHIN_QUERY,
     )
     if not fields.flag("attn_output_gate", default=True):
         raise fields.error("attn_output_gate", "true")

@@ -25,6 +25,7 @@ class NativeAttention:
         *,
         scale: float,
         window: int = 0,
+        chunked: bool = False,
         sinks_H: Tensor | None = None,
     ) -> Tensor:
         tokens, heads, width = q_THD.shape
@@ -52,6 +53,7 @@ class NativeAttention:
             value_dim=value_dim,
             scale=scale,
             window=window,
+            chunked=chunked,
             sinks=0 if sinks_H is None else sinks_H.data_ptr(),
             value_step=v_pool.stride(1),
         )

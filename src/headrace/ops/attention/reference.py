@@ -16,13 +16,14 @@ def attention(
     *,
     scale: float,
     window: int = 0,
+    chunked: bool = False,
     sinks_H: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale q.k) v, [T, H, Dv].
 
-    A token at position p sees keys 0..p, or the last `window` of them, itself counted. Query head h
-    reads KV head h // (H / G). `sinks_H`: a logit per head that joins the softmax's sum and has no
-    value.
+    A token at position p sees keys 0..p, or the last `window` of them, itself counted, or with
+    `chunked` those since the last multiple of `window`. Query head h reads KV head h // (H / G).
+    `sinks_H`: a logit per head that joins the softmax's sum and has no value.
     """
     heads, groups = q_THD.shape[1], k_pool.shape[1]
     out = torch.empty(q_THD.shape[0], heads, v_pool.shape[2])
@@ -39,7 +40,7 @@ def attention(
         at = torch.arange(first, total)[:, None]
         seen = keys[None] <= at
         if window:
-            seen &= keys[None] > at - window
+            seen &= keys[None] >= (at - at % window if chunked else at - window + 1)
         logits = torch.einsum("thd,jhd->htj", q_THD[begin:end].float(), k_JHD) * scale
         logits = logits.masked_fill(~seen, -torch.inf)
         if sinks_H is not None:

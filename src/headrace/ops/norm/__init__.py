@@ -1,1 +1,1 @@
-"""Root-mean-square norms."""
+"""Root-mean-square and layer norms."""

@@ -1,4 +1,4 @@
-"""RMS norms on the native pool."""
+"""Norms on the native pool."""
 
 from __future__ import annotations
 
@@ -38,6 +38,22 @@ class NativeRmsNorm:
             x.stride(0) if heads else 0,
         )
         return y
+
+
+class NativeLayerNorm:
+    """x is dense."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._run = pool.layer_norm
+
+    def __call__(self, x_TD: Tensor, weight_D: Tensor, bias_D: Tensor | None, eps: float) -> Tensor:
+        assert x_TD.is_contiguous()
+        y_TD = torch.empty(x_TD.shape)
+        width = x_TD.shape[-1]
+        bias = 0 if bias_D is None else bias_D.data_ptr()
+        rows, weight = x_TD.numel() // width, weight_D.data_ptr()
+        self._run(x_TD.data_ptr(), rows, width, weight, bias, eps, y_TD.data_ptr())
+        return y_TD
 
 
 class NativeGatedRmsNorm:

@@ -1,4 +1,4 @@
-"""RMS norms in plain PyTorch: the meaning of the op. Sums are float32."""
+"""Norms in plain PyTorch: the meaning of the ops. Sums are float32 where nothing else is said."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, *, plus_one: bool = F
     if weight is None:
         return y
     return y * (1.0 + weight if plus_one else weight)
+
+
+def layer_norm(x_TD: Tensor, weight_D: Tensor, bias_D: Tensor | None, eps: float) -> Tensor:
+    """(x - mean) / sqrt(variance + eps) * weight + bias (arXiv 1607.06450). Sums are float64."""
+    y_TD = torch.nn.functional.layer_norm(x_TD.double(), x_TD.shape[-1:], eps=eps).float()
+    return y_TD * weight_D if bias_D is None else y_TD * weight_D + bias_D
 
 
 def gated_rms_norm(

@@ -15,7 +15,13 @@ class NativeRoute:
     def __init__(self, pool: Pool) -> None:
         self._run = pool.route
 
-    def __call__(self, logits_TE: Tensor, bias_E: Tensor | None, router: Router) -> Routing:
+    def __call__(
+        self,
+        logits_TE: Tensor,
+        bias_E: Tensor | None,
+        router: Router,
+        scales_E: Tensor | None = None,
+    ) -> Routing:
         logits_TE = logits_TE.contiguous()
         tokens, experts = logits_TE.shape
         ids = torch.empty(tokens, router.top_k, dtype=torch.int32)
@@ -33,6 +39,7 @@ class NativeRoute:
             renorm_eps=router.renorm_eps,
             scale=router.scale,
             group_best=router.group_best,
+            scales=0 if scales_E is None else scales_E.data_ptr(),
             ids=ids.data_ptr(),
             weights=weights.data_ptr(),
         )

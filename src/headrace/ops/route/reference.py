@@ -8,11 +8,14 @@ from torch import Tensor
 from headrace.ops.table import Router, Routing, Score
 
 
-def route(logits_TE: Tensor, bias_E: Tensor | None, router: Router) -> Routing:
+def route(
+    logits_TE: Tensor, bias_E: Tensor | None, router: Router, scales_E: Tensor | None = None
+) -> Routing:
     """Chooses by score + bias, weighs by the score alone (arXiv 2412.19437, section 2.1.2).
 
     Groups: the score of a group is the sum of its two best, or its best alone; only the best
-    `keep_groups` stay. Equal scores go to the lower id, and ids come best first.
+    `keep_groups` stay. Equal scores go to the lower id, and ids come best first. `scales_E`: times
+    the weights, by expert.
     """
     logits = logits_TE.float()
     scores = {
@@ -33,4 +36,5 @@ def route(logits_TE: Tensor, bias_E: Tensor | None, router: Router) -> Routing:
         weights = torch.softmax(weights, -1)
     if router.renormalize:
         weights = weights / (weights.sum(-1, keepdim=True) + router.renorm_eps)
-    return Routing(ids.to(torch.int32), weights * router.scale)
+    weights = weights * router.scale
+    return Routing(ids.to(torch.int32), weights if scales_E is None else weights * scales_E[ids])

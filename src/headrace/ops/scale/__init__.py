@@ -1,0 +1,1 @@
+"""Multipliers: of a whole tensor, of its rows, and by position."""
