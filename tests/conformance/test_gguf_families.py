@@ -47,6 +47,7 @@ FIXED: dict[str, dict[str, Any]] = {
     "qwen3_next": {"mlp_only_layers": []},
     "qwen2_moe": {"mlp_only_layers": []},
     "lfm2_moe": {"conv_bias": False, "tie_word_embeddings": True},
+    "granitemoehybrid": {},
     "nemotron_h": {
         "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention"],
         "n_group": 1,

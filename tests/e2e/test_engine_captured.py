@@ -38,6 +38,7 @@ FAMILIES = [
     "lfm2_moe",
     "nemotron_h",
     "kimi_linear",
+    "granitemoehybrid",
 ]
 
 

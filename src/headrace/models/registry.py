@@ -22,6 +22,7 @@ from headrace.models.families import (
     glm4_moe_lite,
     gpt_oss,
     granitemoe,
+    granitemoehybrid,
     hunyuan_v1_moe,
     hy_v3,
     kimi_linear,
@@ -78,6 +79,9 @@ FAMILIES: Mapping[str, Family] = {
     "glm4_moe_lite": _family(glm4_moe_lite.spec_from, deepseek.NAMES),
     "gpt_oss": _family(gpt_oss.spec_from, gpt_oss.NAMES, gpt_oss.GGUF_NAMES),
     "granitemoe": _family(granitemoe.spec_from, granitemoe.NAMES),
+    "granitemoehybrid": _family(
+        granitemoehybrid.spec_from, granitemoehybrid.NAMES, granitemoehybrid.GGUF_NAMES
+    ),
     "granitemoeshared": _family(granitemoe.spec_from, granitemoe.NAMES),
     "hunyuan_v1_moe": _family(hunyuan_v1_moe.spec_from, hunyuan_v1_moe.NAMES),
     "hy_v3": _family(hy_v3.spec_from, hy_v3.NAMES),

@@ -15,7 +15,7 @@ from typing import Any
 
 from headrace.errors import CheckpointError
 from headrace.weights.gguf_deepseek import DEEPSEEK2, deepseek2
-from headrace.weights.gguf_hybrid import lfm2moe, nemotron_h_moe
+from headrace.weights.gguf_hybrid import granitehybrid, lfm2moe, nemotron_h_moe
 from headrace.weights.gguf_keys import Config, Keys, Tensors, balanced, dense_first, normalised
 
 MAX_LAYERS = 1 << 12
@@ -290,6 +290,7 @@ _ARCHITECTURES: Mapping[str, Callable[[Keys, Tensors], Config]] = {
     DEEPSEEK2: deepseek2,
     "dots1": _dots1,
     "glm4moe": _glm4,
+    "granitehybrid": granitehybrid,
     "lfm2moe": lfm2moe,
     "llama": _mixtral,
     "minimax-m2": _minimax,

@@ -48,6 +48,38 @@ def nemotron_h_moe(keys: Keys, tensors: Tensors) -> Config:
     }
 
 
+def granitehybrid(keys: Keys, tensors: Tensors) -> Config:
+    """Granite 4 with experts. `rope.scaling.finetuned` says whether it rotates at all."""
+    attends, turned = _attending(keys), keys.get("rope.scaling.finetuned", True)
+    own = mamba(keys)
+    heads, width = own["mamba_num_heads"], own["mamba_head_dim"]
+    hidden = keys.count("embedding_length")
+    if heads * width % hidden:
+        raise keys.error("ssm.inner_size", f"a multiple of the {hidden} channels of the model")
+    return {
+        "model_type": "granitemoehybrid",
+        "layer_types": ["attention" if on else "mamba" for on in attends],
+        "position_embedding_type": "rope" if turned else "nope",
+        "rope_interleave": bool(turned),
+        "num_local_experts": keys.count("expert_count"),
+        "intermediate_size": keys.count(
+            "expert_feed_forward_length", keys.get("feed_forward_length")
+        ),
+        "shared_intermediate_size": keys.get("expert_shared_feed_forward_length", 0),
+        "embedding_multiplier": keys.number("embedding_scale", 1.0),
+        "residual_multiplier": keys.number("residual_scale", 1.0),
+        "attention_multiplier": keys.number("attention.scale", 1.0),
+        "logits_scaling": keys.number("logit_scale", 1.0),
+        "mamba_n_heads": heads,
+        "mamba_d_head": width,
+        "mamba_expand": heads * width // hidden,
+        "mamba_n_groups": own["n_groups"],
+        "mamba_d_state": own["ssm_state_size"],
+        "mamba_d_conv": own["conv_kernel"],
+        "decay_as_rate": True,
+    }
+
+
 def mamba(keys: Keys) -> Config:
     """Of Mamba 2 layers, as Nemotron-H names it."""
     heads, inner = keys.count("ssm.time_step_rank"), keys.count("ssm.inner_size")

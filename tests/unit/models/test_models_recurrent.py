@@ -1,4 +1,4 @@
-"""Configs of LFM2-MoE, Nemotron 3 Nano and Kimi-Linear, as published."""
+"""Configs of LFM2-MoE, Nemotron 3 Nano, Kimi-Linear and Granite 4, as published."""
 
 from __future__ import annotations
 
@@ -171,6 +171,53 @@ KIMI_LINEAR: dict[str, Any] = {
     "vocab_size": 163840,
 }
 
+GRANITE_4_SMALL: dict[str, Any] = {
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "attention_multiplier": 0.0078125,
+    "bos_token_id": 100257,
+    "embedding_multiplier": 12,
+    "eos_token_id": 100257,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "init_method": "mup",
+    "initializer_range": 0.1,
+    "intermediate_size": 768,
+    "layer_types": (["mamba"] * 5 + ["attention"] + ["mamba"] * 4) * 4,
+    "logits_scaling": 16,
+    "mamba_chunk_size": 256,
+    "mamba_conv_bias": True,
+    "mamba_d_conv": 4,
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "mamba_expand": 2,
+    "mamba_n_groups": 1,
+    "mamba_n_heads": 128,
+    "mamba_proj_bias": False,
+    "max_position_embeddings": 131072,
+    "model_type": "granitemoehybrid",
+    "normalization_function": "rmsnorm",
+    "num_attention_heads": 32,
+    "num_experts_per_tok": 10,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 8,
+    "num_local_experts": 72,
+    "output_router_logits": False,
+    "pad_token_id": 100256,
+    "position_embedding_type": "nope",
+    "residual_multiplier": 0.22,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 10000,
+    "router_aux_loss_coef": 0.0,
+    "shared_intermediate_size": 1536,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "vocab_size": 100352,
+}
+
 
 def spec_of(config: dict[str, Any]) -> ModelSpec:
     return family_of(SafetensorsCheckpoint(Path("model"), config, {}))[1]
@@ -249,3 +296,23 @@ def test_kimi_linear() -> None:
         spec_of({**KIMI_LINEAR, "moe_router_activation_func": "softmax"})
     with pytest.raises(CheckpointError, match="mla_use_nope"):
         spec_of({**KIMI_LINEAR, "mla_use_nope": False})
+
+
+def test_granite_4_small() -> None:
+    spec = spec_of(GRANITE_4_SMALL)
+    kinds = [isinstance(layer.mixer, Attention) for layer in spec.layers]
+    assert [i for i, attends in enumerate(kinds) if attends] == [5, 15, 25, 35]
+    ssm, attention, moe = spec.layers[0].mixer, spec.layers[5].mixer, spec.layers[0].ffn
+    assert ssm == Ssm(heads=128, head_dim=64, groups=1, state=128, kernel=4)
+    assert _state(spec.layers[0]) == RecurrentNeed((128, 128, 64), (8448, 3))
+    assert isinstance(attention, Attention)
+    assert isinstance(moe, Moe)
+    assert (attention.rope, attention.scale) == (None, 0.0078125)
+    assert (moe.router.score, moe.shared) == (
+        Score.SOFTMAX_OF_TOP_K,
+        SharedExpert(1536, gated=False),
+    )
+    assert (spec.embed_scale, spec.residual_scale, spec.logit_scale) == (12, 0.22, 1 / 16)
+    for key, value in (("mamba_d_head", 32), ("position_embedding_type", "alibi")):
+        with pytest.raises(CheckpointError, match=key):
+            spec_of({**GRANITE_4_SMALL, key: value})

@@ -35,16 +35,14 @@ def _mlp(stored: str, stem: str) -> tuple[Rule, ...]:
     )
 
 
-NAMES = NameMap(
-    (
-        *BODY,
-        *ATTENTION,
-        *_mlp(_M, f"{_L}.experts"),
-        *_mlp(f"{_L}.shared_mlp", f"{_L}.shared"),
-        rule(f"{_M}.router.layer.weight", f"{_L}.router"),
-    ),
-    prefixes=("model.",),
+RULES = (
+    *BODY,
+    *ATTENTION,
+    *_mlp(_M, f"{_L}.experts"),
+    *_mlp(f"{_L}.shared_mlp", f"{_L}.shared"),
+    rule(f"{_M}.router.layer.weight", f"{_L}.router"),
 )
+NAMES = NameMap(RULES, prefixes=("model.",))
 
 
 def multipliers_of(fields: Fields) -> dict[str, Any]:
@@ -56,6 +54,18 @@ def multipliers_of(fields: Fields) -> dict[str, Any]:
     }
 
 
+def moe_of(fields: Fields) -> Moe:
+    """The experts of every layer."""
+    beside = fields.count("shared_intermediate_size", 0, low=0)
+    return Moe(
+        experts=experts_of(fields),
+        width=fields.count("intermediate_size"),
+        router=Router(top_k=top_k_of(fields, 2), score=Score.SOFTMAX_OF_TOP_K, renormalize=False),
+        activation=fields.activation(),
+        shared=SharedExpert(beside, gated=False) if beside else None,
+    )
+
+
 def spec_from(fields: Fields) -> ModelSpec:
     """From a config as published."""
     mixer = attention_of(
@@ -63,13 +73,5 @@ def spec_from(fields: Fields) -> ModelSpec:
         rope=read_rope(fields, head_dim_of(fields), theta=10_000.0),
         scale=fields.number("attention_multiplier", 1.0),
     )
-    beside = fields.count("shared_intermediate_size", 0, low=0)
-    moe = Moe(
-        experts=experts_of(fields),
-        width=fields.count("intermediate_size"),
-        router=Router(top_k=top_k_of(fields, 2), score=Score.SOFTMAX_OF_TOP_K, renormalize=False),
-        activation=fields.activation(),
-        shared=SharedExpert(beside, gated=False) if beside else None,
-    )
-    layers = [LayerSpec(mixer, moe)] * layers_of(fields)
+    layers = [LayerSpec(mixer, moe_of(fields))] * layers_of(fields)
     return model_of(fields, "granitemoe", layers, **multipliers_of(fields))
