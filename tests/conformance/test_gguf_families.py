@@ -53,6 +53,7 @@ FIXED: dict[str, dict[str, Any]] = {
         "n_group": 1,
         "topk_group": 1,
     },
+    "gemma4": {},
 }
 
 

@@ -139,7 +139,7 @@ def tokenizer_json(metadata: Metadata, name: str) -> dict[str, Any]:
     """The content of tokenizer.json. Raises CheckpointError."""
     tokens = _tokens(metadata, name)
     kinds = _numbers(metadata, "token_type", len(tokens), name) or [_NORMAL] * len(tokens)
-    spm = _kind(metadata, name) == "llama"
+    family = _kind(metadata, name)
     vocab: dict[str, int] = {}
     for i, token in enumerate(tokens):
         if kinds[i] != _UNUSED:
@@ -159,16 +159,16 @@ def tokenizer_json(metadata: Metadata, name: str) -> dict[str, Any]:
         if (kind in special or kind == _USER) and tokens[i] and vocab.get(tokens[i]) == i
     ]
     whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added}
-    if spm:
+    if family == "llama":
         return whole | _pieces(metadata, tokens, kinds, vocab, name)
+    if family == "gemma4":
+        return whole | _spaced(metadata, tokens, vocab, _merges(metadata, name), prefix=False)
     return whole | _byte_level(metadata, vocab, name)
 
 
 def _byte_level(metadata: Metadata, vocab: Mapping[str, int], name: str) -> dict[str, Any]:
     pre = _pretokenizer(metadata, name)
-    merges = metadata.get("tokenizer.ggml.merges")
-    if not isinstance(merges, list) or not all(isinstance(m, str) for m in merges):
-        raise _broken(name, "tokenizer.ggml.merges is missing", "a list of texts")
+    merges = _merges(metadata, name)
     plain = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     steps: list[dict[str, Any]] = []
     if pre.digits:
@@ -182,8 +182,15 @@ def _byte_level(metadata: Metadata, vocab: Mapping[str, int], name: str) -> dict
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
         "post_processor": None,
         "decoder": {**plain, "use_regex": True},
-        "model": _bpe(vocab, [_pair(m, name) for m in merges], ignore_merges=pre.whole_words),
+        "model": _bpe(vocab, merges, ignore_merges=pre.whole_words),
     }
+
+
+def _merges(metadata: Metadata, name: str) -> list[list[str]]:
+    merges = metadata.get("tokenizer.ggml.merges")
+    if not isinstance(merges, list) or not all(isinstance(m, str) for m in merges):
+        raise _broken(name, "tokenizer.ggml.merges is missing", "a list of texts")
+    return [_pair(m, name) for m in merges]
 
 
 def _pieces(
@@ -206,16 +213,29 @@ def _pieces(
             if left in vocab and right in vocab:
                 ranked.append((-scores[i], -cut, left, right))
     ranked.sort()
+    prefix = metadata.get("tokenizer.ggml.add_space_prefix", True) is not False
+    merges = [[left, right] for _, _, left, right in ranked]
+    return _spaced(metadata, tokens, vocab, merges, prefix=prefix)
+
+
+def _spaced(
+    metadata: Metadata,
+    tokens: Sequence[str],
+    vocab: Mapping[str, int],
+    merges: list[list[str]],
+    *,
+    prefix: bool,
+) -> dict[str, Any]:
+    """Pairs are merged over whole texts, in which blanks have a sign; what is unknown is bytes."""
     unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
     known = type(unknown) is int and 0 <= unknown < len(tokens)
     space = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     back = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
-    prefix = metadata.get("tokenizer.ggml.add_space_prefix", True) is not False
     normal = [{"type": "Prepend", "prepend": "▁"}, space] if prefix else [space]
     decode = [back, {"type": "ByteFallback"}, {"type": "Fuse"}]
     if prefix:
         decode.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    model = _bpe(vocab, [[left, right] for _, _, left, right in ranked], ignore_merges=False)
+    model = _bpe(vocab, merges, ignore_merges=False)
     return {
         "normalizer": {"type": "Sequence", "normalizers": normal},
         "pre_tokenizer": None,
@@ -256,8 +276,8 @@ def _pair(merge: str, name: str) -> list[str]:
 
 def _kind(metadata: Metadata, name: str) -> str:
     kind = metadata.get("tokenizer.ggml.model")
-    if kind not in ("gpt2", "llama"):
-        raise _broken(name, f"tokenizer.ggml.model = {kind!r}", "gpt2 or llama")
+    if kind not in ("gpt2", "llama", "gemma4"):
+        raise _broken(name, f"tokenizer.ggml.model = {kind!r}", "gpt2, llama or gemma4")
     return str(kind)
 
 
@@ -273,7 +293,7 @@ def _adds_bos(metadata: Metadata, name: str) -> bool:
     said = metadata.get("tokenizer.ggml.add_bos_token")
     if isinstance(said, bool):
         return said
-    return _kind(metadata, name) == "llama" or _pretokenizer(metadata, name).bos
+    return _kind(metadata, name) != "gpt2" or _pretokenizer(metadata, name).bos
 
 
 def _tokens(metadata: Metadata, name: str) -> list[str]:

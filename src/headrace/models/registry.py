@@ -74,7 +74,7 @@ FAMILIES: Mapping[str, Family] = {
     "ernie4_5_moe": _family(ernie4_5_moe.spec_from, ernie4_5_moe.NAMES),
     "exaone_moe": _family(exaone_moe.spec_from, exaone_moe.NAMES),
     "gemma4": _family(gemma4.spec_from, gemma4_names.NAMES),
-    "gemma4_text": _family(gemma4.spec_from, gemma4_names.NAMES),
+    "gemma4_text": _family(gemma4.spec_from, gemma4_names.NAMES, gemma4_names.GGUF_NAMES),
     "glm4_moe": _family(glm4_moe.spec_from, balanced.NAMES, GGUF_NAMES),
     "glm4_moe_lite": _family(glm4_moe_lite.spec_from, deepseek.NAMES),
     "gpt_oss": _family(gpt_oss.spec_from, gpt_oss.NAMES, gpt_oss.GGUF_NAMES),

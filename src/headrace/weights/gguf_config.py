@@ -15,14 +15,15 @@ from typing import Any
 
 from headrace.errors import CheckpointError
 from headrace.weights.gguf_deepseek import DEEPSEEK2, deepseek2
+from headrace.weights.gguf_gemma4 import GEMMA4, gemma4
 from headrace.weights.gguf_hybrid import granitehybrid, lfm2moe, nemotron_h_moe
 from headrace.weights.gguf_keys import Config, Keys, Tensors, balanced, dense_first, normalised
 
 MAX_LAYERS = 1 << 12
-_CONTROL = 3
+_CONTROL, _USER = 3, 4  # tokenizer.ggml.token_type
 _ENDS = frozenset(
     ["</s>", "<|endoftext|>", "<|im_end|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>",
-     "<|return|>", "<|call|>"]
+     "<|return|>", "<|call|>", "<turn|>", "<|tool_response>"]
 )  # fmt: skip
 
 
@@ -70,12 +71,13 @@ def _common(keys: Keys, metadata: Mapping[str, Any], tensors: Tensors, where: st
             fix="use a GGUF file that holds a model's weights",
         )
     keys.get("block_count")
+    own = keys.architecture == GEMMA4  # a number for each layer
     return {
         "hidden_size": hidden,
         "vocab_size": embedding.shape[0],
         "num_hidden_layers": layers_of(metadata, where),
         "num_attention_heads": heads,
-        "num_key_value_heads": keys.count("attention.head_count_kv", heads),
+        "num_key_value_heads": heads if own else keys.count("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": keys.count("context_length"),
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
@@ -144,7 +146,7 @@ def _tokens(metadata: Mapping[str, Any]) -> Config:
     texts, kinds = (metadata.get(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type"))
     if isinstance(texts, list) and isinstance(kinds, list):
         paired = enumerate(zip(texts, kinds, strict=False))
-        ends += [i for i, (text, kind) in paired if kind == _CONTROL and text in _ENDS]
+        ends += [i for i, (text, kind) in paired if kind in (_CONTROL, _USER) and text in _ENDS]
     first = metadata.get("tokenizer.ggml.bos_token_id")
     return {"eos_token_id": sorted(set(ends)), "bos_token_id": first}
 
@@ -289,6 +291,7 @@ def _qwen2(keys: Keys, tensors: Tensors) -> Config:
 _ARCHITECTURES: Mapping[str, Callable[[Keys, Tensors], Config]] = {
     DEEPSEEK2: deepseek2,
     "dots1": _dots1,
+    GEMMA4: gemma4,
     "glm4moe": _glm4,
     "granitehybrid": granitehybrid,
     "lfm2moe": lfm2moe,

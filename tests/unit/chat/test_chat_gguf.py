@@ -201,6 +201,43 @@ def test_scores_decide_what_is_merged(text: str) -> None:
     assert found.bos_id == 1
 
 
+def test_gemma_4_has_merges_and_blanks_with_a_sign() -> None:
+    """Against a tokenizer that was trained so, with pairs whose order differs from their scores'."""
+    model = tokenizers.models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True)
+    original = tokenizers.Tokenizer(model)
+    original.normalizer = tokenizers.normalizers.Replace(" ", "\u2581")
+    original.decoder = tokenizers.decoders.Sequence(
+        [
+            tokenizers.decoders.Replace("\u2581", " "),
+            tokenizers.decoders.ByteFallback(),
+            tokenizers.decoders.Fuse(),
+        ]
+    )
+    known = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{b:02X}>" for b in range(256))]
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=420, special_tokens=known)
+    original.train_from_iterator(
+        ["the cat sat on the mat\n\n  and sang", "then the rat"] * 9, trainer
+    )
+    held = json.loads(original.to_str())["model"]
+    tokens = sorted(held["vocab"], key=held["vocab"].get)
+    told = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * len(tokens),
+        "tokenizer.ggml.token_type": [3, 3, 3, 2, *[6] * 256, *[1] * (len(tokens) - 260)],
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in held["merges"]],
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.unknown_token_id": 3,
+    }
+    found = tokenizer_of(told, {}, "m.gguf")
+    for text in ("the cat", "  a\n\n rat sang", "äx", "then the mat", "你 好 the"):
+        ids = original.encode(text, add_special_tokens=False).ids
+        assert found.encode(text, special=False) == ids
+        assert found.decode(ids) == text
+    assert found.bos_id == 2
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

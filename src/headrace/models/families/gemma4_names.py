@@ -5,6 +5,7 @@ before up rows.
 from __future__ import annotations
 
 from headrace.models.families.common import ATTENTION, FFN, KINDS, QK_NORM, per_expert
+from headrace.models.families.gguf import GGUF_RULES
 from headrace.weights.names import Layout, NameMap, rule
 
 _L, _E = "layers.{layer}", "layers.{layer}.experts"
@@ -39,4 +40,25 @@ NAMES = NameMap(
     prefixes=("model.language_model.", "model."),
     skipped=tuple(f"model.{part}." for part in ("vision_tower", "embed_vision"))
     + tuple(f"model.{part}." for part in ("audio_tower", "embed_audio")),
+)
+_G = "blk.{layer}"
+GGUF_NAMES = NameMap(
+    (
+        *(
+            rule(f"{_G}.{stored}", f"{_L}.{name}")
+            for stored, name in (
+                ("post_attention_norm.weight", "behind_mixer_norm"),
+                ("ffn_norm.weight", "dense_norm"),
+                ("post_ffw_norm_1.weight", "behind_dense_norm"),
+                ("pre_ffw_norm_2.weight", "ffn_norm"),
+                ("post_ffw_norm_2.weight", "behind_experts_norm"),
+                ("post_ffw_norm.weight", "behind_ffn_norm"),
+                ("layer_output_scale.weight", "scale"),
+                ("ffn_gate_inp.scale", "router_norm"),
+                ("ffn_down_exps.scale", "expert_scales"),
+            )
+        ),
+        *GGUF_RULES,
+    ),
+    skipped=("rope_freqs.",),
 )

@@ -1,0 +1,329 @@
+"""Configs of Gemma 4, Llama 4, Hunyuan A13B and Trinity as published, and what is refused."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.errors import CheckpointError
+from headrace.models.registry import family_of
+from headrace.models.spec import (
+    Attention,
+    Dense,
+    Llama3Scaling,
+    ModelSpec,
+    Moe,
+    OutputGate,
+    Proportional,
+    QkNorm,
+    Temperature,
+)
+from headrace.weights.checkpoint import SafetensorsCheckpoint, StoredTensor
+from headrace.weights.gguf_config import config_of
+
+GEMMA4: dict[str, Any] = {
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "attention_k_eq_v": True,
+    "enable_moe_block": True,
+    "final_logit_softcapping": 30.0,
+    "global_head_dim": 512,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 2816,
+    "hidden_size_per_layer_input": 0,
+    "intermediate_size": 2112,
+    "max_position_embeddings": 262144,
+    "model_type": "gemma4_text",
+    "moe_intermediate_size": 704,
+    "num_attention_heads": 16,
+    "num_experts": 128,
+    "num_global_key_value_heads": 2,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 8,
+    "num_kv_shared_layers": 0,
+    "rms_norm_eps": 1e-06,
+    "rope_parameters": {
+        "full_attention": {
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 1000000.0,
+            "rope_type": "proportional",
+        },
+        "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+    },
+    "sliding_window": 1024,
+    "tie_word_embeddings": True,
+    "top_k_experts": 8,
+    "use_bidirectional_attention": "vision",
+    "use_double_wide_mlp": False,
+    "vocab_size": 262144,
+    "vocab_size_per_layer_input": 262144,
+}
+SCOUT: dict[str, Any] = {
+    "attention_bias": False,
+    "attention_chunk_size": 8192,
+    "attn_scale": 0.1,
+    "attn_temperature_tuning": 4,
+    "cache_implementation": "hybrid",
+    "floor_scale": 8192,
+    "for_llm_compressor": False,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 5120,
+    "interleave_moe_layer_step": 1,
+    "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384,
+    "max_position_embeddings": 10485760,
+    "model_type": "llama4_text",
+    "no_rope_layers": [],
+    "num_attention_heads": 40,
+    "num_experts_per_tok": 1,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 8,
+    "num_local_experts": 16,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 16.0,
+        "high_freq_factor": 1.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "router_jitter_noise": 0.0,
+    "tie_word_embeddings": False,
+    "use_qk_norm": True,
+    "vocab_size": 202048,
+}
+HUNYUAN: dict[str, Any] = {
+    "attention_head_dim": 128,
+    "cla_share_factor": 2,
+    "dense_list": [4096, 0],
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 32768,
+    "model_type": "hunyuan_v1_moe",
+    "moe_intermediate_size": [3072] * 32,
+    "moe_layer_num_skipped": 0,
+    "moe_topk": [8] * 32,
+    "norm_topk_prob": True,
+    "norm_type": "rms",
+    "num_attention_heads": 32,
+    "num_experts": 64,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "num_shared_expert": [1] * 32,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "alpha": 1000.0,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "factor": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "type": "dynamic",
+    },
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "use_cla": False,
+    "use_mixed_mlp_moe": True,
+    "use_qk_norm": True,
+    "use_rotary_pos_emb": True,
+    "vocab_size": 128167,
+}
+TRINITY: dict[str, Any] = {
+    "global_attn_every_n_layers": 4,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "load_balance_coeff": 0.001,
+    "max_position_embeddings": 131072,
+    "model_type": "afmoe",
+    "moe_intermediate_size": 1024,
+    "mup_enabled": True,
+    "n_group": 1,
+    "num_attention_heads": 32,
+    "num_dense_layers": 2,
+    "num_expert_groups": 1,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 4,
+    "num_limited_groups": 1,
+    "num_shared_experts": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 10000,
+    "route_norm": True,
+    "route_scale": 2.826,
+    "score_func": "sigmoid",
+    "sliding_window": 2048,
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "use_grouped_mm": True,
+    "vocab_size": 200192,
+}
+
+
+def spec_of(config: dict[str, Any], **more: Any) -> ModelSpec:
+    return family_of(SafetensorsCheckpoint(Path("m"), {**config, **more}, {}))[1]
+
+
+def attention_of(spec: ModelSpec, layer: int) -> Attention:
+    mixer = spec.layers[layer].mixer
+    assert isinstance(mixer, Attention)
+    return mixer
+
+
+def moe_of(spec: ModelSpec, layer: int) -> Moe:
+    ffn = spec.layers[layer].ffn
+    assert isinstance(ffn, Moe)
+    return ffn
+
+
+def test_gemma4() -> None:
+    spec = spec_of({"text_config": GEMMA4, "model_type": "gemma4", "image_token_id": 258880})
+    near, far = attention_of(spec, 0), attention_of(spec, 5)
+    assert [attention_of(spec, i).window > 0 for i in range(30)] == [i % 6 < 5 for i in range(30)]
+    assert (near.head_dim, near.kv_heads, near.window, near.values_of_keys) == (256, 8, 1024, False)
+    assert (far.head_dim, far.kv_heads, far.window, far.values_of_keys) == (512, 2, 0, True)
+    assert near.scale == far.scale == 1.0
+    assert far.rope is not None
+    assert (far.rope.rotated, far.rope.scaling) == (512, Proportional(64))
+    moe = moe_of(spec, 0)
+    assert (moe.experts, moe.router.top_k, moe.width, moe.beside) == (
+        *(128, 8, 704),
+        Dense(2112, moe.activation),
+    )
+    assert (spec.tied, spec.logit_cap, round(spec.embed_scale**2)) == (True, 30.0, 2816)
+
+
+def test_llama4() -> None:
+    spec = spec_of({"text_config": SCOUT, "model_type": "llama4"})
+    near, far = attention_of(spec, 0), attention_of(spec, 3)
+    assert (near.window, near.chunked, near.qk_norm, near.temperature) == (
+        *(8192, True, QkNorm.UNIT),
+        None,
+    )
+    assert near.rope is not None
+    assert near.rope.interleaved
+    assert near.rope.scaling == Llama3Scaling(16.0, 1.0, 1.0, 8192)
+    assert (far.window, far.rope, far.qk_norm) == (0, None, QkNorm.NONE)
+    assert far.temperature == Temperature(8192, 0.1)
+    assert spec.max_context == 10485760
+    maverick = spec_of(SCOUT, interleave_moe_layer_step=2, use_qk_norm=False, num_local_experts=128)
+    assert isinstance(maverick.layers[0].ffn, Dense)
+    assert moe_of(maverick, 1).experts == 128
+    assert attention_of(maverick, 0).qk_norm == QkNorm.NONE
+
+
+def test_hunyuan() -> None:
+    spec = spec_of(HUNYUAN)
+    mixer, moe = attention_of(spec, 7), moe_of(spec, 7)
+    assert mixer.rope is not None
+    assert mixer.rope.theta == pytest.approx(10000.0 * 1000.0 ** (128 / 126))
+    assert mixer.rotate_first
+    assert (moe.experts, moe.router.top_k, moe.width) == (64, 8, 3072)
+    assert moe.shared is not None
+    assert moe.shared.width == 3072
+
+
+def test_trinity() -> None:
+    spec = spec_of(TRINITY)
+    assert [isinstance(layer.ffn, Dense) for layer in spec.layers[:4]] == [True, True, False, False]
+    assert attention_of(spec, 3).rope is None
+    assert attention_of(spec, 2).gate == OutputGate.APART
+    assert moe_of(spec, 2).router.scale == 2.826
+    assert all(layer.norms_behind for layer in spec.layers)
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "said"),
+    [
+        (GEMMA4, {"num_kv_shared_layers": 10}, "num_kv_shared_layers = 10"),
+        (GEMMA4, {"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input = 256"),
+        (GEMMA4, {"enable_moe_block": False}, "enable_moe_block = False"),
+        (GEMMA4, {"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
+        (GEMMA4, {"per_layer_config": {"4": {"head_dim": 8}}}, "4 = {'head_dim': 8}"),
+        (GEMMA4, {"num_global_key_value_heads": 3}, "num_global_key_value_heads = 3"),
+        (SCOUT, {"num_experts_per_tok": 2}, "num_experts_per_tok = 2"),
+        (SCOUT, {"no_rope_layers": [1, 0]}, "no_rope_layers"),
+        (SCOUT, {"layer_types": ["chunked_attention"] * 48, "attention_chunk_size": None}, "chunk"),
+        (HUNYUAN, {"use_cla": True}, "use_cla = True"),
+        (HUNYUAN, {"moe_topk": [8, 4]}, "moe_topk"),
+        (TRINITY, {"route_norm": False}, "route_norm = False"),
+    ],
+)
+def test_what_is_not_modelled_is_refused(
+    config: dict[str, Any], change: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        spec_of(config, **change)
+    assert said in str(caught.value)
+
+
+def gguf_of(path: Path, divisors: list[float], **more: Any) -> dict[str, Any]:
+    path.write_bytes(struct.pack(f"<{len(divisors)}f", *divisors))
+    keys = {
+        "block_count": 2,
+        "context_length": 4096,
+        "embedding_length": 64,
+        "feed_forward_length": 96,
+        "expert_feed_forward_length": 24,
+        "expert_count": 16,
+        "expert_used_count": 4,
+        "attention.head_count": 8,
+        "attention.head_count_kv": [4, 2],
+        "attention.key_length": 32,
+        "attention.value_length": 32,
+        "attention.key_length_swa": 16,
+        "attention.value_length_swa": 16,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "attention.sliding_window": 7,
+        "attention.sliding_window_pattern": [True, False],
+        "rope.freq_base": 1e6,
+        "rope.dimension_count": 32,
+        "rope.dimension_count_swa": 16,
+    }
+    keys |= {k.replace("__", "."): v for k, v in more.items()}
+    made = {f"gemma4.{key}": value for key, value in keys.items()}
+    metadata = {"general.architecture": "gemma4", "tokenizer.ggml.eos_token_id": 1, **made}
+    shapes = {"token_embd.weight": (320, 64), "rope_freqs.weight": (16,)}
+    tensors = {n: StoredTensor(n, "F32", shape, path, 0, 64) for n, shape in shapes.items()}
+    return config_of(metadata, tensors, str(path))
+
+
+def test_a_file_tells_how_much_of_wide_heads_turns(tmp_path: Path) -> None:
+    config = gguf_of(tmp_path / "m", [1.0] * 3 + [1e30] * 13)
+    far = attention_of(spec_of(config), 1)
+    assert far.rope is not None
+    assert far.rope.scaling == Proportional(3)
+    assert (far.kv_heads, far.values_of_keys) == (2, True)
+    whole = attention_of(spec_of(gguf_of(tmp_path / "m", [1.0] * 16)), 1)
+    assert whole.rope is not None
+    assert whole.rope.scaling == Proportional(16)
+
+
+@pytest.mark.parametrize(
+    ("divisors", "more"),
+    [
+        ([1.0] * 3 + [2.0] * 2 + [1e30] * 11, {}),
+        ([1.0] * 3, {}),
+        ([2.0] * 8 + [1.0] * 8, {}),
+        ([1.0] * 16, {"attention__key_length": 64}),
+        ([1.0] * 16, {"attention__shared_kv_layers": 1}),
+        ([1.0] * 16, {"attention__sliding_window_pattern": [True]}),
+        ([1.0] * 16, {"attention__head_count_kv": [4, 0]}),
+        ([1.0] * 16, {"expert_count": 0}),
+    ],
+)
+def test_a_file_that_cannot_be_right(
+    tmp_path: Path, divisors: list[float], more: dict[str, Any]
+) -> None:
+    with pytest.raises(CheckpointError):
+        gguf_of(tmp_path / "m", divisors, **more)
