@@ -170,6 +170,49 @@ TRINITY: dict[str, Any] = {
 }
 
 
+MIMO: dict[str, Any] = {
+    "add_full_attention_sink_bias": False,
+    "add_swa_attention_sink_bias": True,
+    "attention_bias": False,
+    "attention_chunk_size": 128,
+    "attention_value_scale": 0.707,
+    "head_dim": 192,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "hybrid_layer_pattern": [0, 1, 1, 1, 1, 0, 1, 1],
+    "intermediate_size": 16384,
+    "layernorm_epsilon": 1e-05,
+    "max_position_embeddings": 262144,
+    "model_type": "mimo_v2_flash",
+    "moe_intermediate_size": 2048,
+    "moe_layer_freq": [0, *[1] * 7],
+    "n_group": 1,
+    "n_routed_experts": 256,
+    "n_shared_experts": None,
+    "norm_topk_prob": True,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 8,
+    "num_key_value_heads": 4,
+    "partial_rotary_factor": 0.334,
+    "rope_theta": 5000000,
+    "routed_scaling_factor": None,
+    "scoring_func": "sigmoid",
+    "sliding_window": 128,
+    "sliding_window_size": 128,
+    "swa_head_dim": 192,
+    "swa_num_attention_heads": 64,
+    "swa_num_key_value_heads": 8,
+    "swa_rope_theta": 10000,
+    "swa_v_head_dim": 128,
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "topk_method": "noaux_tc",
+    "v_head_dim": 128,
+    "vocab_size": 152576,
+}
+
+
 def spec_of(config: dict[str, Any], **more: Any) -> ModelSpec:
     return family_of(SafetensorsCheckpoint(Path("m"), {**config, **more}, {}))[1]
 
@@ -242,6 +285,20 @@ def test_trinity() -> None:
     assert all(layer.norms_behind for layer in spec.layers)
 
 
+def test_mimo() -> None:
+    spec = spec_of(MIMO)
+    near, far = attention_of(spec, 1), attention_of(spec, 5)
+    assert (near.window, near.kv_heads, near.sinks) == (129, 8, True)
+    assert (far.window, far.kv_heads, far.sinks) == (0, 4, False)
+    assert near.rope is not None
+    assert far.rope is not None
+    assert (near.rope.theta, far.rope.theta, far.rope.rotated) == (1e4, 5e6, 64)
+    assert (near.head_dim, near.value_dim, near.value_scale) == (192, 128, 0.707)
+    assert isinstance(spec.layers[0].ffn, Dense)
+    assert moe_of(spec, 1).shared is None
+    assert spec.eps == 1e-5
+
+
 @pytest.mark.parametrize(
     ("config", "change", "said"),
     [
@@ -257,6 +314,9 @@ def test_trinity() -> None:
         (HUNYUAN, {"use_cla": True}, "use_cla = True"),
         (HUNYUAN, {"moe_topk": [8, 4]}, "moe_topk"),
         (TRINITY, {"route_norm": False}, "route_norm = False"),
+        (MIMO, {"add_full_attention_sink_bias": True}, "add_full_attention_sink_bias = True"),
+        (MIMO, {"moe_layer_freq": [1, 0]}, "moe_layer_freq"),
+        (MIMO, {"hybrid_layer_pattern": [2] * 8}, "hybrid_layer_pattern"),
     ],
 )
 def test_what_is_not_modelled_is_refused(

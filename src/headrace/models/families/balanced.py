@@ -60,7 +60,6 @@ def moe_of(
     for key, known in (
         ("scoring_func", ("sigmoid", "noaux_tc")),
         ("topk_method", ("noaux_tc",)),
-        ("moe_layer_freq", (1,)),
         ("ep_size", (1,)),
     ):
         if fields.get(key, known[0]) not in known:
@@ -90,11 +89,11 @@ def moe_of(
 def feed_forward_of(
     fields: Fields, moe: Moe, *, first: int = 0, key: str = "first_k_dense_replace"
 ) -> list[Ffn]:
-    """Of each layer: `mlp_layer_types`, or as many dense ones in front as `key` says (`first` where
-    that is absent, too).
+    """Of each layer: `mlp_layer_types`, or 1 in `moe_layer_freq`, or as many dense ones in front as
+    `key` says (`first` where that is absent, too).
     """
     count = layers_of(fields)
-    kinds = fields.words("mlp_layer_types", count, (DENSE, SPARSE))
+    kinds = fields.words("mlp_layer_types", count, (DENSE, SPARSE)) or _listed(fields, count)
     before = fields.count(key, min(first, count), low=0, high=count)
     kinds = kinds or tuple(DENSE if i < before else SPARSE for i in range(count))
     if DENSE not in kinds:
@@ -102,3 +101,12 @@ def feed_forward_of(
         return [moe] * count
     dense = Dense(fields.count("intermediate_size"), moe.activation)
     return [dense if kind == DENSE else moe for kind in kinds]
+
+
+def _listed(fields: Fields, count: int) -> tuple[str, ...] | None:
+    every = fields.get("moe_layer_freq", 1)
+    if every == 1:
+        return None
+    if not isinstance(every, list) or len(every) != count or any(n not in (0, 1) for n in every):
+        raise fields.error("moe_layer_freq", f"1, or 0 or 1 for each of {count} layers")
+    return tuple(SPARSE if n else DENSE for n in every)
