@@ -39,6 +39,10 @@ FAMILIES = [
     "nemotron_h",
     "kimi_linear",
     "granitemoehybrid",
+    "gemma4",
+    "llama4",
+    "laguna",
+    "cohere2_moe",
 ]
 
 

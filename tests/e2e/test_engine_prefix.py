@@ -23,6 +23,8 @@ FAMILIES = [
     "nemotron_h",
     "kimi_linear",
     "deepseek_v3",
+    "gemma4",
+    "llama4",
 ]
 VOCAB = tiny.VOCAB
 SIZE = 4

@@ -22,7 +22,7 @@ WINDOW, SIZE = 7, 4
 EACH = -(-(WINDOW - 1) // SIZE) + 1  # blocks that a sequence holds between two steps
 
 
-@pytest.fixture(scope="module", params=["gpt_oss", "mixtral-window-llama3"])
+@pytest.fixture(scope="module", params=["gpt_oss", "mixtral-window-llama3", "gemma4", "llama4"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """(folder, the `transformers` model)"""
     folder = tmp_path_factory.mktemp(request.param)
