@@ -8,30 +8,22 @@ inline std::size_t ssm_scratch_nbytes(const Ssm& c) {
     return static_cast<std::size_t>(c.key_dim) * Ssm::kColumns * sizeof(float);
 }
 
-// One token on kColumns columns of S (rows `stride` floats apart): S = g S + b v^T; out = c.S.
-// Even and odd rows have their own sums, to have enough independent chains.
+// One token on V vectors of columns of S (rows `stride` floats apart): S = g S + b v^T; out = c.S.
+// A column has one chain of sums, so that its bits do not depend on which are taken together.
+template <int V>
 inline void ssm_token(float* s, std::int64_t stride, int key_dim, const float* b, const float* c,
                       float decay, const F32* v, F32* out) {
-    constexpr int V = kDeltaVectors;
-    F32 even[V], odd[V];
-    for (int u = 0; u < V; ++u) even[u] = odd[u] = F32::zero();
+    for (int u = 0; u < V; ++u) out[u] = F32::zero();
     const F32 g = F32::set1(decay);
-    const auto update = [&](int row, F32* sums) {
+    for (int row = 0; row < key_dim; ++row) {
         float* at = s + row * stride;
         const F32 br = F32::set1(b[row]), cr = F32::set1(c[row]);
         for (int u = 0; u < V; ++u) {
             const F32 now = fma(br, v[u], F32::load(at + u * F32::N) * g);
             now.store(at + u * F32::N);
-            sums[u] = fma(cr, now, sums[u]);
+            out[u] = fma(cr, now, out[u]);
         }
-    };
-    int i = 0;
-    for (; i + 2 <= key_dim; i += 2) {
-        update(i, even);
-        update(i + 1, odd);
     }
-    if (i < key_dim) update(i, even);
-    for (int u = 0; u < V; ++u) out[u] = even[u] + odd[u];
 }
 
 // Tokens of a run on columns [at, at + n) of one head.
@@ -56,8 +48,8 @@ inline void ssm_block(const Ssm& c, int sequence, int head, float* state, int at
         load_columns(c.x + t * c.x_stride + head * c.value_dim + at, n, x);
         const F32 step = F32::set1(c.step[gate]);
         for (int u = 0; u < kDeltaVectors; ++u) v[u] = step * x[u];
-        ssm_token(s, stride, c.key_dim, c.b + t * c.b_stride + key, c.c + t * c.c_stride + key,
-                  std::exp(c.decay[gate]), v, out);
+        ssm_token<kDeltaVectors>(s, stride, c.key_dim, c.b + t * c.b_stride + key,
+                                 c.c + t * c.c_stride + key, std::exp(c.decay[gate]), v, out);
         for (int u = 0; u < kDeltaVectors; ++u) out[u] = fma(skip, x[u], out[u]);
         store_columns(out, n, c.out + gate * c.value_dim + at);
     }
@@ -68,12 +60,34 @@ inline void ssm_block(const Ssm& c, int sequence, int head, float* state, int at
         }
 }
 
+// The one token of a run on twice as many columns: rows of a state are then read as they lie.
+inline void ssm_wide(const Ssm& c, std::int64_t t, int head, float* state, int at) {
+    constexpr int V = 2 * kDeltaVectors;
+    const std::int64_t gate = t * c.value_heads + head;
+    const std::int64_t key =
+        static_cast<std::int64_t>(head / (c.value_heads / c.groups)) * c.key_dim;
+    const float* from = c.x + t * c.x_stride + head * c.value_dim + at;
+    float* to = c.out + gate * c.value_dim + at;
+    F32 v[V], out[V];
+    for (int u = 0; u < V; ++u) v[u] = F32::set1(c.step[gate]) * F32::load(from + u * F32::N);
+    ssm_token<V>(state + at, c.value_dim, c.key_dim, c.b + t * c.b_stride + key,
+                 c.c + t * c.c_stride + key, std::exp(c.decay[gate]), v, out);
+    const F32 skip = F32::set1(c.skip[head]);
+    for (int u = 0; u < V; ++u)
+        fma(skip, F32::load(from + u * F32::N), out[u]).store(to + u * F32::N);
+}
+
 inline void ssm_piece(const Ssm& c, int sequence, int head, int first, int last,
                       std::byte* scratch) {
     if (c.offsets[sequence] == c.offsets[sequence + 1]) return;
     float* state = c.state + (static_cast<std::int64_t>(c.slots[sequence]) * c.value_heads + head) *
                                  c.key_dim * c.value_dim;
-    for (int at = first; at < last; at += Ssm::kColumns)
+    const std::int64_t t = c.offsets[sequence];
+    int at = first;
+    if (c.offsets[sequence + 1] - t == 1)
+        for (; at + 2 * Ssm::kColumns <= last; at += 2 * Ssm::kColumns)
+            ssm_wide(c, t, head, state, at);
+    for (; at < last; at += Ssm::kColumns)
         ssm_block(c, sequence, head, state, at,
                   last - at < Ssm::kColumns ? last - at : Ssm::kColumns,
                   reinterpret_cast<float*>(scratch));
