@@ -149,6 +149,25 @@ std::vector<AttentionPiece> whole_pieces(const Pool& pool, const Attention& c) {
     return pieces;
 }
 
+// Where many heads share a key, a few of them make a piece: their rows stay in L2, and a short
+// context is work for more than one thread.
+Attention cut_groups(const Pool& pool, Attention c) {
+    std::int64_t spans = 0;
+    for (int s = 0; s < c.sequences; ++s)
+        if (c.offsets[s] < c.offsets[s + 1])
+            spans += (c.contexts[s] + c.offsets[s + 1] - c.offsets[s] - 1) / Attention::kSpan + 1;
+    const auto more = [&] {
+        return c.group() > Attention::kGroup ||
+               (c.group() > Attention::kFewRows &&
+                spans * c.kv_heads < pool.threads() * kPiecesPerThread);
+    };
+    while (c.group() % 2 == 0 && more()) {
+        c.kv_heads *= 2;
+        c.shared *= 2;
+    }
+    return c;
+}
+
 AttentionPlan plan_attention(const Pool& pool, const Attention& c) {
     AttentionPlan plan;
     const std::vector<AttentionPiece> whole = whole_pieces(pool, c);
@@ -193,9 +212,10 @@ void cut_spans(const Attention& c, AttentionPlan& plan, float* partial) {
 
 }  // namespace
 
-void attention(Pool& pool, const Attention& c) {
-    check_attention(c);
+void attention(Pool& pool, const Attention& given) {
+    check_attention(given);
     const Pool::Busy busy(pool);
+    const Attention c = cut_groups(pool, given);
     const MixerTable& kernels = *pool.kernels().mixers;
     AttentionPlan plan = plan_attention(pool, c);
     std::vector<float> partial(static_cast<std::size_t>(plan.partial_floats));

@@ -82,6 +82,7 @@ struct Attention {
     static constexpr int kSpan = 256;
     static constexpr int kRows = 96;     // query rows (tokens x heads of a group) that share a tile
     static constexpr int kFewRows = 16;  // up to here reading keys costs more than using them
+    static constexpr int kGroup = 32;    // query heads of one key that a piece should have at most
 
     const float* q;
     std::int64_t q_stride;
@@ -104,8 +105,10 @@ struct Attention {
     bool chunked;  // the window is what lies behind the last multiple of its size
     const float* sinks;
     std::int64_t value_step = 0;  // elements from one head's values to the next; 0: value_dim
+    int shared = 1;               // so many of `kv_heads`, side by side, are one in K and V
 
     [[gnu::always_inline]] int group() const { return heads / kv_heads; }
+    [[gnu::always_inline]] int stored_heads() const { return kv_heads / shared; }
     [[gnu::always_inline]] std::int64_t value_row() const {
         return value_step == 0 ? value_dim : value_step;
     }

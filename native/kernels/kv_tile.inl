@@ -129,7 +129,7 @@ inline std::size_t attention_scratch_nbytes(const Attention& c, int rows) {
 inline std::int64_t kv_row(const Attention& c, int sequence, int head, std::int64_t key) {
     const std::int32_t* blocks = c.blocks + sequence * c.max_blocks;
     const std::int64_t slot = blocks[key / c.block_size] * c.block_size + key % c.block_size;
-    return slot * c.kv_heads + head;
+    return slot * c.stored_heads() + head / c.shared;
 }
 
 inline void touch(const std::byte* from, std::int64_t nbytes) {
@@ -142,7 +142,7 @@ inline void touch(const std::byte* from, std::int64_t nbytes) {
 inline void fetch_keys(const Attention& c, const AttentionPiece& p, std::int64_t first,
                        std::int64_t last) {
     const auto size = static_cast<std::int64_t>(format_nbytes(c.format));
-    const int heads = p.last_head - p.first_head;
+    const int heads = (p.last_head - 1) / c.shared - p.first_head / c.shared + 1;
     for (std::int64_t key = first; key < last; ++key) {
         const std::int64_t row = kv_row(c, p.sequence, p.first_head, key);
         touch(c.k + row * c.head_dim * size, heads * c.head_dim * size);

@@ -11,6 +11,7 @@
 
 #include "../entry.hpp"
 #include "../gates.hpp"
+#include "../linear.hpp"
 #include "../mixers.hpp"
 
 namespace {
@@ -142,7 +143,9 @@ void keys(const Pools& pools) {
     }
 }
 
-void attends(const Pools& pools, int heads, int kv_heads, int dim, int value_dim, int window) {
+// `latent`: values are the first channels of the keys.
+void attends(const Pools& pools, int heads, int kv_heads, int dim, int value_dim, int window,
+             bool latent = false) {
     const std::vector<std::int32_t> offsets = {0, 1, 41, 41, 44}, contexts = {1500, 0, 9, 250};
     const std::int64_t block = 16, max_blocks = 94;
     std::vector<std::int32_t> blocks(4 * static_cast<std::size_t>(max_blocks));
@@ -158,7 +161,7 @@ void attends(const Pools& pools, int heads, int kv_heads, int dim, int value_dim
         attention(p, {q.data(),
                       heads * dim,
                       reinterpret_cast<const std::byte*>(k.data()),
-                      reinterpret_cast<const std::byte*>(v.data()),
+                      reinterpret_cast<const std::byte*>((latent ? k : v).data()),
                       kF32,
                       y,
                       4,
@@ -174,8 +177,33 @@ void attends(const Pools& pools, int heads, int kv_heads, int dim, int value_dim
                       0.3f,
                       window,
                       window % 2 == 1,
-                      window > 0 ? sinks.data() : nullptr});
+                      window > 0 ? sinks.data() : nullptr,
+                      latent ? dim : 0});
     });
+}
+
+void per_heads(const Pools& pools) {
+    const int heads = 3, inputs = 20, outputs = 33, keep = 5;
+    const auto w = noise(static_cast<std::size_t>(heads * inputs * outputs));
+    for (const bool across : {false, true}) {
+        const int rows = across ? inputs : outputs, columns = across ? outputs : inputs;
+        std::vector<Matrix::Given> given;
+        for (int h = 0; h < heads; ++h)
+            given.push_back({reinterpret_cast<std::uintptr_t>(w.data() + h * rows * columns), rows,
+                             columns * 4, kF32});
+        const Matrix matrix(given, columns);
+        for (const int tokens : {1, 3, 300}) {
+            const auto x = noise(static_cast<std::size_t>(tokens * heads * (inputs + keep)));
+            const std::vector<float> out(
+                static_cast<std::size_t>(tokens * heads * (outputs + keep)), kNaN);
+            same_bits(out, "per_head", pools, [&](Pool& p, float* y) {
+                per_head(p,
+                         {x.data(), tokens, heads * (inputs + keep), inputs + keep, y, keep, across,
+                          true},
+                         matrix);
+            });
+        }
+    }
 }
 
 void states(const Pools& pools) {
@@ -239,9 +267,12 @@ int main(int argc, char** argv) {
     gates(pools);
     entries(pools);
     keys(pools);
+    per_heads(pools);
     attends(pools, 3, 1, 24, 24, 0);
     attends(pools, 8, 2, 63, 40, 100);
     attends(pools, 4, 4, 128, 64, 301);
+    attends(pools, 100, 1, 40, 33, 0, true);
+    attends(pools, 20, 1, 24, 16, 0, true);
     states(pools);
     routes(pools);
     std::printf("ok %s\n", one.kernels().name);

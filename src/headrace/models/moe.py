@@ -23,6 +23,7 @@ class MoeBlock:
         shared = spec.shared
         self._shared = scope.mlp("shared", spec.activation) if shared else None
         self._gate = scope.linear("shared_gate") if shared and shared.gated else None
+        self._norm = scope.vector("sum_norm") if spec.sum_eps else None
 
     def route(self, x_TD: Tensor) -> Routing:
         """What this layer's router chooses for such inputs."""
@@ -46,7 +47,7 @@ class MoeBlock:
             ops.add(y_TD, shared_TD)
         if self._spec.average_shared:
             ops.scale(y_TD, 0.5)
-        return y_TD
+        return y_TD if self._norm is None else ops.rms_norm(y_TD, self._norm, self._spec.sum_eps)
 
     def _run_shared(self, x_TD: Tensor, everyone: Routing) -> Tensor:
         assert self._shared is not None

@@ -199,6 +199,8 @@ def _moe(hidden: int, moe: Moe) -> Shapes:
         shapes |= _mlp("dense", hidden, moe.beside)
         names = ("router_norm", "dense_norm", "behind_dense_norm", "behind_experts_norm")
         shapes |= dict.fromkeys(names, (hidden,))
+    if moe.sum_eps:
+        shapes["sum_norm"] = (hidden,)
     if moe.shared:
         shapes |= _mlp("shared", hidden, Dense(moe.shared.width, moe.activation))
         if moe.shared.gated:

@@ -9,6 +9,7 @@ from typing import Any
 from headrace.errors import CheckpointError
 from headrace.models.families import (
     afmoe,
+    axk1,
     balanced,
     cohere2_moe,
     deepseek,
@@ -32,6 +33,7 @@ from headrace.models.families import (
     mellum,
     mimo_v2_flash,
     minimax_m2,
+    mistral4,
     mixtral,
     nemotron_h,
     olmoe,
@@ -67,6 +69,7 @@ def _family(
 
 FAMILIES: Mapping[str, Family] = {
     "afmoe": _family(afmoe.spec_from, afmoe.NAMES),
+    "axk1": _family(axk1.spec_from, axk1.NAMES),
     "cohere2_moe": _family(cohere2_moe.spec_from, cohere2_moe.NAMES),
     "deepseek_v2": _family(deepseek_v2.spec_from, deepseek.NAMES, deepseek.GGUF),
     "deepseek_v3": _family(deepseek.spec_from, deepseek.NAMES, deepseek.GGUF),
@@ -95,6 +98,7 @@ FAMILIES: Mapping[str, Family] = {
     "mellum": _family(mellum.spec_from, mellum.NAMES),
     "mimo_v2_flash": _family(mimo_v2_flash.spec_from, mimo_v2_flash.NAMES),
     "minimax_m2": _family(minimax_m2.spec_from, minimax_m2.NAMES, GGUF_NAMES),
+    "mistral4": _family(mistral4.spec_from, mistral4.NAMES),
     "mixtral": _family(mixtral.spec_from, mixtral.NAMES, mixtral.GGUF_NAMES),
     "nemotron_h": _family(nemotron_h.spec_from, nemotron_h.NAMES, nemotron_h.GGUF_NAMES),
     "olmoe": _family(olmoe.spec_from, olmoe.NAMES, GGUF_NAMES),

@@ -271,6 +271,7 @@ class Moe:
     weigh_inputs: bool = False  # weights multiply what goes into an expert: one per token
     logit_cap: float = 0.0  # of the router's logits
     beside: Dense | None = None
+    sum_eps: float = 0.0  # of a norm that the sum of all goes through; 0 = none
 
 
 Mixer = Attention | LatentAttention | DeltaRule | ChannelDelta | ShortConv | Ssm

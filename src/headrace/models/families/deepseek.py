@@ -32,8 +32,9 @@ LATENT = (
         for part, end in (("weight", ""), ("bias", ".bias"))
     ),
 )
+RULES = (*BODY, *LATENT, *FFN, *experts_named())
 NAMES = NameMap(
-    (*BODY, *LATENT, *FFN, *experts_named()),
+    RULES,
     prefixes=("model.", "language_model.model.", "language_model."),
     skipped=tuple(
         f"{at}{part}." for at in ("", "model.") for part in ("vision_tower", "mm_projector")
@@ -62,15 +63,22 @@ NORM_EPS = 1e-6  # of the latents' norms, whatever `rms_norm_eps` is
 _NO_PART = ("aux_loss_alpha", "seq_aux", "head_dim", "qk_head_dim", "q_head_dim", "num_mtp_layers")
 
 
-def latent_of(fields: Fields, *, known: tuple[str, ...] = ()) -> LatentAttention:
-    """The numbers every latent attention has. `known`: more keys of the rope's table."""
+def latent_of(
+    fields: Fields, *, known: tuple[str, ...] = (), of_head: bool = False
+) -> LatentAttention:
+    """The numbers every latent attention has. `known`: more keys of the rope's table, whose share
+    is one of the whole head where `of_head`.
+    """
     for key in _NO_PART:
         fields.get(key)
     heads = fields.count("num_attention_heads")
     if fields.count("num_key_value_heads", heads) != heads:
         raise fields.error("num_key_value_heads", f"{heads}, one for each head")
     key_dim, rotated = fields.count("qk_nope_head_dim"), fields.count("qk_rope_head_dim")
-    rope = read_rope(fields, rotated, theta=10_000.0, known=known)
+    width = key_dim + rotated if of_head else rotated
+    rope = read_rope(fields, width, theta=10_000.0, partial=rotated / width, known=known)
+    if rope.rotated != rotated:
+        raise fields.error("qk_rope_head_dim", f"{rope.rotated}, the share that is rotated")
     biased = fields.flag("attention_bias", default=False)
     return LatentAttention(
         heads=heads,

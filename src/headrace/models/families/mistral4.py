@@ -1,0 +1,46 @@
+"""Mistral Small 4: DeepSeek's latent attention, renormalised softmax routing, stacked experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headrace.models.families.balanced import feed_forward_of, moe_of
+from headrace.models.families.deepseek import RULES, latent_model, latent_of
+from headrace.models.fields import Fields
+from headrace.models.spec import ModelSpec
+from headrace.ops.table import Score
+from headrace.weights.names import Layout, NameMap, rule
+
+_E, _X = "layers.{layer}.mlp.experts", "layers.{layer}.experts"
+NAMES = NameMap(
+    (
+        *RULES,
+        rule(f"{_E}.gate_up_proj", f"{_X}.gate", f"{_X}.up", layouts=(Layout.HALVES,)),
+        rule(f"{_E}.down_proj", f"{_X}.down"),
+    ),
+    prefixes=("model.", "language_model.model.", "language_model.", "model.language_model."),
+    skipped=tuple(
+        f"{at}{part}."
+        for at in ("", "model.")
+        for part in ("vision_tower", "multi_modal_projector")
+    ),
+)
+
+
+def spec_from(fields: Fields) -> ModelSpec:
+    """From a config as published."""
+    moe = moe_of(fields)
+    moe = replace(moe, router=replace(moe.router, score=Score.SOFTMAX), correction_bias=False)
+    blocks = feed_forward_of(fields, moe)
+    known = ("llama_4_scaling_beta", "max_position_embeddings")
+    mixer = latent_of(fields, known=known, of_head=True)
+    spec = latent_model(fields, "mistral4", mixer, blocks)
+    return replace(spec, max_context=min(spec.max_context, _plain(fields)))
+
+
+def _plain(fields: Fields) -> int:
+    """Tokens up to which queries keep their size: behind, they grow with the position."""
+    table = fields.table("rope_parameters")
+    if table is None or not table.get("llama_4_scaling_beta"):
+        return 1 << 40
+    return table.count("original_max_position_embeddings")
