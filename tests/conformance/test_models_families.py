@@ -149,7 +149,7 @@ def test_reference_ops_agree_under_cuts(truth: Truth) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "qwen3_5_moe-wrapped"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "qwen3_5_moe-wrapped", "deepseek_v3"])
 @pytest.mark.usefixtures("nan_empties")
 def test_half_width_weights_are_read_exactly(
     name: str, dtype: torch.dtype, native: Ops, tmp_path: Path
@@ -162,7 +162,7 @@ def test_half_width_weights_are_read_exactly(
     assert difference(logits, expected) < CLOSE
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "deepseek_v3"])
 def test_bfloat16_caches_are_close(name: str, native: Ops, tmp_path: Path) -> None:
     model = build(name, tmp_path)
     expected = logits_of(model, PROMPT)

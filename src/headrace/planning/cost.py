@@ -121,7 +121,7 @@ class Costs:
                 misses_s += count * self._behind(layer, uses)
         return StepCost(
             dense_s=dense / speeds.kernels,
-            attention_s=batch * self.kv_read_bytes(context) / speeds.kernels,
+            attention_s=batch * self._attention(context),
             experts_s=experts_s,
             misses_s=misses_s,
         )
@@ -129,6 +129,12 @@ class Costs:
     def tokens_per_s(self, context: int, batch: int = 1) -> float:
         """Of all sequences together."""
         return batch / self.decode(context, batch).total_s
+
+    def _attention(self, context: int) -> float:
+        """Of one token. A key that many heads share is read once, and worked with for each."""
+        speeds = self.speeds
+        read_s = self.kv_read_bytes(context) / speeds.kernels
+        return max(read_s, self.facts.kv_work(context) / speeds.flops)
 
     def kv_read_bytes(self, context: int) -> int:
         """Keys and values that one token looks back at."""

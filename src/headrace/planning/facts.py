@@ -23,7 +23,7 @@ class KvNeed:
     window: int | None = None  # tokens ever looked back at, itself counted
     kv_heads: int = 1  # both are [kv heads, width]
     latent: int = 0  # channels of a key that are its value: none is kept apart
-    work: int = 0  # operations of a query with a key; 0 = four for each hidden value
+    work: int = 0  # operations of a token with a key that heads share; 0 = as any other's
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +127,11 @@ class ModelFacts:
         kv = [need for need in self.state if isinstance(need, KvNeed)]
         seen = sum((n.key + n.value) * min(context, n.window or context) for n in kv)
         return seen * element_bytes
+
+    def kv_work(self, context: int) -> int:
+        """Operations of one token with the keys it looks back at, where heads share them."""
+        kv = [need for need in self.state if isinstance(need, KvNeed)]
+        return sum(n.work * min(context, n.window or context) for n in kv)
 
     def window_elements(self) -> dict[int, int]:
         """Of keys and values per token, of all layers with a window, by its size."""

@@ -51,6 +51,20 @@ def test_a_step_where_the_weights_lie() -> None:
     assert ALONE.tokens_per_s(20) == pytest.approx(1 / 1.76)
 
 
+def test_heads_that_share_a_key_work_with_it_each() -> None:
+    latent = replace(FACTS, state=(KvNeed(5, 0, latent=4, work=700), KvNeed(5, 5)))
+    costs = Costs(latent, SPEEDS, element_bytes=2)
+    assert latent.kv_bytes_per_token(2) == 30
+    assert costs.decode(20).attention_s == pytest.approx(20 * 700 / 1e4)  # reading takes 0.6 s
+    many = replace(latent, state=(KvNeed(5, 0, latent=4, work=7), KvNeed(5, 5)))
+    assert Costs(many, SPEEDS, element_bytes=2).decode(20).attention_s == pytest.approx(0.6)
+    # In a prompt, for each token and half of the others before it; four a hidden value elsewhere.
+    prompt = costs.prefill(10, 0, "on demand") - replace(costs, facts=many).prefill(
+        10, 0, "on demand"
+    )
+    assert prompt == pytest.approx(10 * 5 * (700 - 7) / 1e4)
+
+
 def test_a_prompt_counts_weights_not_their_bytes() -> None:
     quarter = replace(FACTS, dtype="q4_0", dense_weights=2000, expert_weights=(0, 200))
     alone = Costs(quarter, Speeds(kernels=1e9, flops=1e4, host_flops=1e9), element_bytes=2)
