@@ -57,9 +57,9 @@ void scale_rows(Pool& pool, Address x, std::int64_t tokens, std::int64_t heads, 
 }
 
 void temperature(Pool& pool, Address positions, std::int64_t tokens, std::int64_t span,
-                 double strength, Address y) {
+                 double strength, Address y, std::int64_t ahead) {
     make(pool, headrace::temperature,
-         {at<std::int64_t>(positions), tokens, span, strength, at<float>(y)});
+         {at<std::int64_t>(positions), tokens, span, strength, at<float>(y), ahead});
 }
 
 void layer_norm(Pool& pool, Address x, std::int64_t rows, std::int64_t width, Address weight,
@@ -102,7 +102,7 @@ void bind_gates(nb::class_<Pool>& pool) {
         .def("scale_rows", &scale_rows, "x"_a, "tokens"_a, "heads"_a, "width"_a, "token_stride"_a,
              "head_stride"_a, "by"_a, "by_token_stride"_a, "by_head_stride"_a, Released())
         .def("temperature", &temperature, "positions"_a, "tokens"_a, "span"_a, "strength"_a, "y"_a,
-             Released())
+             "ahead"_a = 1, Released())
         .def("layer_norm", &layer_norm, "x"_a, "rows"_a, "width"_a, "weight"_a, "bias"_a, "eps"_a,
              "y"_a, Released())
         .def("lookup", &lookup, "table"_a, "format"_a, "rows"_a, "width"_a, "row_stride_bytes"_a,

@@ -114,7 +114,7 @@ void temperature(Pool& pool, const Temperature& c) {
     require(c.span > 0, "a span of " + number(c.span), "at least 1 position");
     const Pool::Busy busy(pool);
     for (std::int64_t t = 0; t < c.tokens; ++t) {
-        const auto spans = static_cast<double>((c.positions[t] + 1) / c.span);
+        const auto spans = static_cast<double>((c.positions[t] + c.ahead) / c.span);
         c.y[t] = static_cast<float>(1.0 + c.strength * std::log1p(spans));
     }
 }

@@ -75,13 +75,14 @@ struct ScaleRows {
     std::int64_t by_head_stride;
 };
 
-// y = 1 + strength * log(1 + floor((position + 1) / span)), in float64, rounded once.
+// y = 1 + strength * log(1 + floor((position + ahead) / span)), in float64, rounded once.
 struct Temperature {
     const std::int64_t* positions;
     std::int64_t tokens;
     std::int64_t span;
     double strength;
     float* y;
+    std::int64_t ahead = 1;
 };
 
 // y = (x - mean) / sqrt(variance + eps) * weight + bias, by row, dense. Sums in float64.

@@ -293,8 +293,10 @@ class Pool:
     ) -> None:
         """x[t, h] *= by[t, h], in place; a stride of 0 in `by` repeats a number."""
 
-    def temperature(self, positions: int, tokens: int, span: int, strength: float, y: int) -> None:
-        """y = 1 + strength * log(1 + (position + 1) // span); positions int64."""
+    def temperature(
+        self, positions: int, tokens: int, span: int, strength: float, y: int, ahead: int = 1
+    ) -> None:
+        """y = 1 + strength * log(1 + (position + ahead) // span); positions int64."""
 
     def layer_norm(
         self, x: int, rows: int, width: int, weight: int, bias: int, eps: float, y: int

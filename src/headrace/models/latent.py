@@ -34,7 +34,15 @@ class LatentBlock:
         self._into, self._out_of = _maps(spec, scope)
         self._out = scope.linear("o", bias=spec.out_bias)
 
-    def __call__(self, x_TD: Tensor, spans: Spans, pool: KvPool, angles: Angles | None) -> Tensor:
+    def __call__(
+        self,
+        x_TD: Tensor,
+        spans: Spans,
+        pool: KvPool,
+        angles: Angles | None,
+        heat_T1: Tensor | None = None,
+    ) -> Tensor:
+        """`heat_T1`: what the queries are multiplied by."""
         spec, ops, rank = self._spec, self._ops, self._spec.rank
         rotated = spec.rope.rotated
         y_TN = ops.linear(x_TD, self._project)
@@ -46,6 +54,8 @@ class LatentBlock:
         if angles is not None:
             for part in (turned, q_THR[..., rank:]):
                 ops.rope(part, *angles, interleaved=spec.rope.interleaved)
+        if heat_T1 is not None:
+            ops.scale_rows(q_THR, heat_T1)
         ops.store_kv(latent_TR.view(tokens, 1, rank), pool.values, spans.kv_slots_T)
         ops.store_kv(turned, pool.keys[..., rank:], spans.kv_slots_T)
         out_THR = ops.attention(q_THR, pool.keys, pool.values, spans, scale=spec.scale)

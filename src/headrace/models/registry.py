@@ -120,7 +120,7 @@ def family_of(checkpoint: Checkpoint) -> tuple[Family, ModelSpec]:
     config = checkpoint.config
     file = checkpoint.path / "config.json" if checkpoint.dialect != GGUF else checkpoint.path
     where = str(file)
-    word = config.get("model_type")
+    word = _word(config)
     if not isinstance(word, str) or word not in FAMILIES:
         shown = word if isinstance(word, str) else config.get("architectures")
         raise CheckpointError(
@@ -133,6 +133,13 @@ def family_of(checkpoint: Checkpoint) -> tuple[Family, ModelSpec]:
     spec = family.spec_from(fields)
     fields.finish()
     return family, spec
+
+
+def _word(config: Mapping[str, Any]) -> Any:
+    """The architecture: of the whole, or of its language model where that alone is known."""
+    word, text = config.get("model_type"), config.get("text_config")
+    within = text.get("model_type") if isinstance(text, dict) else None
+    return within if word not in FAMILIES and within in FAMILIES else word
 
 
 def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:

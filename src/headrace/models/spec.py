@@ -87,10 +87,11 @@ class OutputGate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Temperature:
-    """Queries grow by `strength` * log(1 + floor((position + 1) / span)) (Llama 4)."""
+    """Queries grow by `strength` * log(1 + floor((position + ahead) / span)) (Llama 4)."""
 
     span: int
     strength: float
+    ahead: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,7 @@ class LatentAttention:
     bias: bool = False  # of the projections out of the residual stream
     out_bias: bool = False
     split: bool = False
+    temperature: Temperature | None = None
     turned: bool = True  # the channels beside the latents are rotated
 
     @property

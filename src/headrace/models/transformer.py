@@ -117,7 +117,10 @@ class Transformer:
             ops.scale(x_TD, spec.embed_scale)
         by_place = ByPlace(
             {rope: ops.angles(at, *turn) for rope, turn in self._turns.items()},
-            {heat: ops.temperature(at, heat.span, heat.strength) for heat in self._heats},
+            {
+                heat: ops.temperature(at, heat.span, heat.strength, ahead=heat.ahead)
+                for heat in self._heats
+            },
         )
         for layer, own in zip(self._layers, state, strict=True):
             fed_TD = None
@@ -171,8 +174,6 @@ class Transformer:
         if isinstance(mixer, AttentionBlock | LatentBlock):
             assert isinstance(own, KvPool)
             angles = by_place.angles[layer.rope] if layer.rope else None
-            if isinstance(mixer, LatentBlock):
-                return mixer(x_TD, spans, own, angles)
             heat_T1 = by_place.heats[layer.heat] if layer.heat else None
             return mixer(x_TD, spans, own, angles, heat_T1)
         assert isinstance(own, RecurrentPool)
@@ -207,7 +208,7 @@ def _layer(i: int, model: ModelSpec, tensors: Scope, ops: Ops, everyone: OneExpe
         ffn_norm,
         None if spec.ffn is None else _ffn(i, model, spec.ffn, scope, ops, everyone),
         _rope(mixer),
-        mixer.temperature if isinstance(mixer, Attention) else None,
+        mixer.temperature if isinstance(mixer, Attention | LatentAttention) else None,
         norm("behind_mixer_norm", there=spec.norms_behind),
         norm("behind_ffn_norm", there=spec.norms_behind),
         float(scope.vector("scale")) if spec.scaled else 1.0,

@@ -27,7 +27,9 @@ class ScaleRowsOp(Protocol):
 
 
 class TemperatureOp(Protocol):
-    def __call__(self, positions_T: Tensor, span: int, strength: float) -> Tensor:
+    def __call__(
+        self, positions_T: Tensor, span: int, strength: float, *, ahead: int = 1
+    ) -> Tensor:
         """What queries at such positions (int64) are multiplied by, [T, 1]; see the reference."""
         ...
 

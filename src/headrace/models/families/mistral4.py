@@ -7,7 +7,7 @@ from dataclasses import replace
 from headrace.models.families.balanced import feed_forward_of, moe_of
 from headrace.models.families.deepseek import RULES, latent_model, latent_of
 from headrace.models.fields import Fields
-from headrace.models.spec import ModelSpec
+from headrace.models.spec import ModelSpec, Temperature
 from headrace.ops.table import Score
 from headrace.weights.names import Layout, NameMap, rule
 
@@ -34,13 +34,13 @@ def spec_from(fields: Fields) -> ModelSpec:
     blocks = feed_forward_of(fields, moe)
     known = ("llama_4_scaling_beta", "max_position_embeddings")
     mixer = latent_of(fields, known=known, of_head=True)
-    spec = latent_model(fields, "mistral4", mixer, blocks)
-    return replace(spec, max_context=min(spec.max_context, _plain(fields)))
+    mixer = replace(mixer, temperature=_temperature(fields))
+    return latent_model(fields, "mistral4", mixer, blocks)
 
 
-def _plain(fields: Fields) -> int:
-    """Tokens up to which queries keep their size: behind, they grow with the position."""
+def _temperature(fields: Fields) -> Temperature | None:
     table = fields.table("rope_parameters")
     if table is None or not table.get("llama_4_scaling_beta"):
-        return 1 << 40
-    return table.count("original_max_position_embeddings")
+        return None
+    span, strength = "original_max_position_embeddings", "llama_4_scaling_beta"
+    return Temperature(table.count(span), table.number(strength), ahead=0)

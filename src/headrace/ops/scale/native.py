@@ -48,8 +48,10 @@ class NativeTemperature:
     def __init__(self, pool: Pool) -> None:
         self._run = pool.temperature
 
-    def __call__(self, positions_T: Tensor, span: int, strength: float) -> Tensor:
+    def __call__(
+        self, positions_T: Tensor, span: int, strength: float, *, ahead: int = 1
+    ) -> Tensor:
         tokens = positions_T.shape[0]
         y_T1 = torch.empty(tokens, 1)
-        self._run(positions_T.data_ptr(), tokens, span, strength, y_T1.data_ptr())
+        self._run(positions_T.data_ptr(), tokens, span, strength, y_T1.data_ptr(), ahead)
         return y_T1

@@ -20,9 +20,9 @@ def scale_rows(x_THD: Tensor, by_TH: Tensor) -> None:
     x_THD *= by_TH[..., None]
 
 
-def temperature(positions_T: Tensor, span: int, strength: float) -> Tensor:
-    """What queries are multiplied by: 1 + strength * log(1 + floor((position + 1) / span)), float32
-    [T, 1] (arXiv 2501.19399, as Llama 4 has it). Float64, rounded once.
+def temperature(positions_T: Tensor, span: int, strength: float, *, ahead: int = 1) -> Tensor:
+    """What queries are multiplied by: 1 + strength * log(1 + floor((position + ahead) / span)),
+    float32 [T, 1] (arXiv 2501.19399, as Llama 4 has it). Float64, rounded once.
     """
-    spans_T = (positions_T + 1) // span
+    spans_T = (positions_T + ahead) // span
     return (1 + strength * torch.log1p(spans_T.double())).float()[:, None]
