@@ -37,6 +37,12 @@ _GPT4O = (
 )
 _TEKKEN = rf"{_CASED}|{_CASED_TOO}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_LATER}"
 
+_CASES, _MARKS = r"\p{Lu}\p{Ll}\p{Lt}", "!-/:-~！-／：-～‘-‟　-。"
+_DEEPSEEK3 = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_LATER}"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Pretokenizer:
@@ -44,6 +50,7 @@ class Pretokenizer:
 
     pattern: str = ""
     digits: bool = False  # each digit by itself first
+    before: tuple[str, ...] = ()  # patterns that cut before it, one after another
     nfc: bool = False
     whole_words: bool = False  # a word that is in the vocabulary is not merged up to
     bos: bool = False  # where the file does not say
@@ -65,6 +72,12 @@ PRETOKENIZERS: Mapping[str, Pretokenizer] = {
     "glm4": Pretokenizer(_LLAMA3, whole_words=True),
     "qwen2": Pretokenizer(_QWEN2, nfc=True),
     "qwen35": Pretokenizer(_QWEN35, nfc=True),
+    "deepseek-llm": Pretokenizer(
+        "[一-龥ࠀ-一가-퟿]+",
+        digits=True,
+        before=(r"[\r\n]", rf"\s?[{_CASES}]+", rf"\s?[{_MARKS}]+", r"\s+$"),
+    ),
+    "deepseek-v3": Pretokenizer(_DEEPSEEK3, before=(r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+")),
     "gpt-4o": Pretokenizer(_GPT4O, whole_words=True),
     "minimax-m2": Pretokenizer(_GPT4O),
     "tekken": Pretokenizer(_TEKKEN, whole_words=True, bos=True),
@@ -173,9 +186,9 @@ def _byte_level(metadata: Metadata, vocab: Mapping[str, int], name: str) -> dict
     steps: list[dict[str, Any]] = []
     if pre.digits:
         steps.append({"type": "Digits", "individual_digits": True})
-    if pre.pattern:
-        cut = {"pattern": {"Regex": pre.pattern}, "behavior": "Isolated", "invert": False}
-        steps.append({"type": "Split", **cut})
+    for pattern in (*pre.before, pre.pattern):
+        cut = {"pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        steps += [{"type": "Split", **cut}] if pattern else []
     steps.append({**plain, "use_regex": not pre.pattern})
     return {
         "normalizer": {"type": "NFC"} if pre.nfc else None,

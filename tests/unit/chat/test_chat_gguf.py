@@ -33,7 +33,15 @@ PATTERNS = {
     "tekken": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }
 PATTERNS |= {"glm4": PATTERNS["llama-bpe"], "minimax-m2": PATTERNS["gpt-4o"]}
-KINDS = (*PATTERNS, "gpt-2", "olmo", "smollm")
+# As published in the tokenizer.json of DeepSeek-V3: one after another.
+SEQUENCES = {
+    "deepseek-v3": (
+        r"\p{N}{1,3}",
+        "[一-龥぀-ゟ゠-ヿ]+",
+        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+""",
+    ),
+}
+KINDS = (*PATTERNS, *SEQUENCES, "gpt-2", "olmo", "smollm")
 SPECIAL, USER = ("<|endoftext|>", "<|im_start|>", "<|im_end|>"), ("<think>", "</think>")
 TEXTS = st.one_of(
     st.sampled_from(CORPUS),
@@ -47,10 +55,9 @@ TEXTS = st.one_of(
 
 def trained(kind: str) -> tokenizers.Tokenizer:
     made = tokenizers.Tokenizer(models.BPE())
-    plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind not in PATTERNS)
-    steps = [plain]
-    if kind in PATTERNS:
-        steps = [pre_tokenizers.Split(Regex(PATTERNS[kind]), "isolated"), plain]
+    patterns = SEQUENCES.get(kind, (PATTERNS[kind],) if kind in PATTERNS else ())
+    plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not patterns)
+    steps = [*(pre_tokenizers.Split(Regex(p), "isolated") for p in patterns), plain]
     if kind == "smollm":
         steps = [pre_tokenizers.Digits(individual_digits=True), plain]
     made.pre_tokenizer = pre_tokenizers.Sequence(steps)
