@@ -139,7 +139,8 @@ def _word(config: Mapping[str, Any]) -> Any:
     """The architecture: of the whole, or of its language model where that alone is known."""
     word, text = config.get("model_type"), config.get("text_config")
     within = text.get("model_type") if isinstance(text, dict) else None
-    return within if word not in FAMILIES and within in FAMILIES else word
+    known = [name for name in (word, within) if isinstance(name, str) and name in FAMILIES]
+    return known[0] if known else word
 
 
 def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:

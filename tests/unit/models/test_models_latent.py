@@ -147,6 +147,7 @@ def test_deepseek_v3() -> None:
     assert spec_of({**V3, "model_type": "kimi_k2"}) == spec
     wrapped = {"model_type": "kimi_k25", "text_config": {**V3, "model_type": "kimi_k2"}}
     assert spec_of(wrapped) == spec
+    assert spec_of({**wrapped, "model_type": "another wrapper"}) == spec
 
 
 def test_deepseek_v2_lite() -> None:
