@@ -54,6 +54,21 @@ FIXED: dict[str, dict[str, Any]] = {
         "topk_group": 1,
     },
     "gemma4": {},
+    "llama4": {
+        "attention_chunk_size": 8192,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
+        "moe_layers": [1, 3],
+        "interleave_moe_layer_step": 2,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 1e4,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
 }
 
 

@@ -79,6 +79,7 @@ PRETOKENIZERS: Mapping[str, Pretokenizer] = {
     ),
     "deepseek-v3": Pretokenizer(_DEEPSEEK3, before=(r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+")),
     "gpt-4o": Pretokenizer(_GPT4O, whole_words=True),
+    "llama4": Pretokenizer(_GPT4O, whole_words=True),
     "minimax-m2": Pretokenizer(_GPT4O),
     "tekken": Pretokenizer(_TEKKEN, whole_words=True, bos=True),
 }

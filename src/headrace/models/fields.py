@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.errors import CheckpointError
-from headrace.models.spec import LinearScaling, Llama3Scaling, Proportional, Rope, Yarn
+from headrace.models.spec import Divided, LinearScaling, Llama3Scaling, Proportional, Rope, Yarn
 from headrace.ops.table import Activation
 
 # Of training, of generation, of the files themselves, or repeated elsewhere.
@@ -191,7 +191,8 @@ def _rope(fields: Fields, table: Fields, head_dim: int, theta: float, partial: f
         raise table.error("partial_rotary_factor", f"an even share of {head_dim} channels")
     context = fields.count("max_position_embeddings")
     turning = Proportional(int(share * head_dim // 2)) if proportional else None
-    scaling = turning or _scaling(table, kind_key, context)
+    divided = _divided(table, rotated // 2) if table.get(kind_key) == "divided" else None
+    scaling = turning or divided or _scaling(table, kind_key, context)
     if table.get(kind_key) == "dynamic":  # with an alpha it is the same for every context
         theta *= table.number("alpha") ** (head_dim / (head_dim - 2))
         for key in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
@@ -199,6 +200,15 @@ def _rope(fields: Fields, table: Fields, head_dim: int, theta: float, partial: f
     # With text alone the three position axes of multimodal rope are one, which makes it plain rope.
     table.finish("mrope_section", "mrope_interleaved")
     return Rope(theta, rotated, scaling, fields.flag("rope_interleave", default=False))
+
+
+def _divided(table: Fields, pairs: int) -> Divided:
+    """As a GGUF file has it."""
+    found = table.get("divisors")
+    good = isinstance(found, list) and all(type(n) in (int, float) and n > 0 for n in found)
+    if not good or len(found) != pairs:
+        raise table.error("divisors", f"{pairs} numbers above 0")
+    return Divided(tuple(map(float, found)))
 
 
 def _scaling(

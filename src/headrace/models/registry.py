@@ -94,7 +94,7 @@ FAMILIES: Mapping[str, Family] = {
     "laguna": _family(laguna.spec_from, laguna.NAMES),
     "lfm2_moe": _family(lfm2_moe.spec_from, lfm2_moe.NAMES, lfm2_moe.GGUF_NAMES),
     "llama4": _family(llama4.spec_from, llama4.NAMES),
-    "llama4_text": _family(llama4.spec_from, llama4.NAMES),
+    "llama4_text": _family(llama4.spec_from, llama4.NAMES, llama4.GGUF),
     "mellum": _family(mellum.spec_from, mellum.NAMES),
     "mimo_v2_flash": _family(mimo_v2_flash.spec_from, mimo_v2_flash.NAMES),
     "minimax_m2": _family(minimax_m2.spec_from, minimax_m2.NAMES, GGUF_NAMES),

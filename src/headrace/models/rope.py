@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from headrace.models.spec import LinearScaling, Llama3Scaling, Proportional, Rope, Yarn
+from headrace.models.spec import Divided, LinearScaling, Llama3Scaling, Proportional, Rope, Yarn
 
 
 def frequencies(rope: Rope) -> Tensor:
@@ -19,6 +19,8 @@ def frequencies(rope: Rope) -> Tensor:
             return plain
         case LinearScaling(factor):
             return plain / factor
+        case Divided(divisors):
+            return plain / torch.tensor(divisors)
         case Proportional(turning):
             return torch.where(torch.arange(rope.rotated // 2) < turning, plain, 0.0)
         case Llama3Scaling() as scaling:

@@ -50,12 +50,19 @@ class Proportional:
 
 
 @dataclass(frozen=True, slots=True)
+class Divided:
+    """The frequency of each pair is divided by a number of its own."""
+
+    divisors: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Rope:
     """Rotation of the first `rotated` channels of a head."""
 
     theta: float
     rotated: int
-    scaling: LinearScaling | Yarn | Llama3Scaling | Proportional | None = None
+    scaling: LinearScaling | Yarn | Llama3Scaling | Proportional | Divided | None = None
     interleaved: bool = False
 
 

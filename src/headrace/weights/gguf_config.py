@@ -18,6 +18,7 @@ from headrace.weights.gguf_deepseek import DEEPSEEK2, deepseek2
 from headrace.weights.gguf_gemma4 import GEMMA4, gemma4
 from headrace.weights.gguf_hybrid import granitehybrid, lfm2moe, nemotron_h_moe
 from headrace.weights.gguf_keys import Config, Keys, Tensors, balanced, dense_first, normalised
+from headrace.weights.gguf_llama4 import llama4
 
 MAX_LAYERS = 1 << 12
 _CONTROL, _USER = 3, 4  # tokenizer.ggml.token_type
@@ -296,6 +297,7 @@ _ARCHITECTURES: Mapping[str, Callable[[Keys, Tensors], Config]] = {
     "granitehybrid": granitehybrid,
     "lfm2moe": lfm2moe,
     "llama": _mixtral,
+    "llama4": llama4,
     "minimax-m2": _minimax,
     "nemotron_h_moe": nemotron_h_moe,
     "qwen2moe": _qwen2,

@@ -7,15 +7,12 @@ for those that do not.
 from __future__ import annotations
 
 import math
-import struct
 
 from headrace.errors import CheckpointError
-from headrace.weights.gguf_keys import Config, Keys, Tensors
+from headrace.weights.gguf_keys import Config, Keys, Tensors, divisors_of
 
 GEMMA4 = "gemma4"
 _NEAR, _FAR = "sliding_attention", "full_attention"
-_DIVISORS = "rope_freqs.weight"
-_MOST_PAIRS = 1 << 14
 
 
 def gemma4(keys: Keys, tensors: Tensors) -> Config:
@@ -81,25 +78,13 @@ def _heads(keys: Keys, layers: int) -> list[int]:
 
 
 def _share(keys: Keys, tensors: Tensors, width: int) -> float:
-    """Of the channels of a wide head that turn, read from the file."""
+    """Of the channels of a wide head that turn."""
     keys.get("rope.dimension_count")
-    stored = tensors.get(_DIVISORS)
-    pairs = width // 2
-    known = stored is not None and stored.shape == (pairs,) and stored.tag == "F32"
-    if stored is None or not known or pairs > _MOST_PAIRS:
+    divisors = divisors_of(tensors, width // 2) or []
+    turning = divisors.count(1.0)
+    if not divisors or divisors[:turning] != [1.0] * turning or len({*divisors[turning:]}) > 1:
         raise CheckpointError(
-            f"tensor {_DIVISORS!r} is missing or not that of heads of {width}",
-            expected=f"{pairs} float32 divisors of the frequencies",
-            fix="use a newer conversion of the model",
-        )
-    with stored.file.open("rb") as file:
-        file.seek(stored.offset)
-        raw = file.read(4 * pairs)
-    divisors = struct.unpack(f"<{len(raw) // 4}f", raw[: len(raw) // 4 * 4])
-    turning = sum(divisor == 1.0 for divisor in divisors)
-    if divisors != (1.0,) * turning + (divisors[-1:] * (pairs - turning) if divisors else ()):
-        raise CheckpointError(
-            f"{stored.file}: {_DIVISORS} has divisors of several sizes",
+            "tensor 'rope_freqs.weight' is missing or has divisors of several sizes",
             expected="1 for the pairs that turn, then one vast divisor",
             fix="use a newer conversion of the model",
         )

@@ -19,6 +19,8 @@ _NO_PART = frozenset(
 Config = dict[str, Any]
 Tensors = Mapping[str, StoredTensor]
 SIGMOID = 2  # of expert_gating_func
+_DIVISORS = "rope_freqs.weight"
+_MOST_PAIRS = 1 << 14
 
 
 class Keys:
@@ -120,3 +122,25 @@ def dense_first(keys: Keys) -> Config:
         "first_k_dense_replace": keys.get("leading_dense_block_count", 0),
         "intermediate_size": keys.count("feed_forward_length"),
     }
+
+
+def divisors_of(tensors: Tensors, pairs: int) -> list[float] | None:
+    """What the frequency of each pair is divided by, read from the file; None where it has none.
+
+    Raises CheckpointError.
+    """
+    stored = tensors.get(_DIVISORS)
+    if stored is None:
+        return None
+    if stored.shape == (pairs,) and stored.tag == "F32" and pairs <= _MOST_PAIRS:
+        with stored.file.open("rb") as file:
+            file.seek(stored.offset)
+            raw = file.read(4 * pairs)
+        found = struct.unpack(f"<{len(raw) // 4}f", raw[: len(raw) // 4 * 4])
+        if len(found) == pairs and all(math.isfinite(n) and n > 0 for n in found):
+            return [*found]
+    raise CheckpointError(
+        f"{stored.file}: tensor {_DIVISORS!r} is not that of heads of {2 * pairs} channels",
+        expected=f"{pairs} float32 numbers above 0",
+        fix="use a newer conversion of the model",
+    )

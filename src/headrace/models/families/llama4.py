@@ -20,6 +20,7 @@ from headrace.models.families.common import (
     model_of,
     per_expert,
 )
+from headrace.models.families.gguf import GGUF_RULES
 from headrace.models.fields import Fields, read_rope
 from headrace.models.spec import (
     Attention,
@@ -56,6 +57,7 @@ NAMES = NameMap(
     prefixes=("language_model.model.", "language_model.", "model."),
     skipped=("vision_model.", "multi_modal_projector."),
 )
+GGUF = NameMap(GGUF_RULES, skipped=("rope_freqs.",))
 
 
 def spec_from(fields: Fields) -> ModelSpec:
