@@ -67,6 +67,8 @@ PRETOKENIZERS: Mapping[str, Pretokenizer] = {
     "llama-bpe": _LLAMA,
     "llama3": _LLAMA,
     "llama-v3": _LLAMA,
+    "lfm2": _LLAMA,
+    "pixtral": _LLAMA,  # Nemotron's, too
     "dbrx": Pretokenizer(_LLAMA3),
     "chatglm-bpe": Pretokenizer(_LLAMA3),
     "glm4": Pretokenizer(_LLAMA3, whole_words=True),

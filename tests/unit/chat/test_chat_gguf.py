@@ -33,6 +33,7 @@ PATTERNS = {
     "tekken": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }
 PATTERNS |= {"glm4": PATTERNS["llama-bpe"], "minimax-m2": PATTERNS["gpt-4o"]}
+PATTERNS |= dict.fromkeys(("lfm2", "pixtral"), PATTERNS["llama-bpe"])
 # As published in the tokenizer.json of DeepSeek-V3: one after another.
 SEQUENCES = {
     "deepseek-v3": (
