@@ -129,17 +129,18 @@ struct Habits {
     static constexpr int kRows = 1;
 };
 
-// R rows, `apart` rows from each other, for T tokens.
+// The products of R rows, `apart` rows from each other, with T tokens: sums of their lanes are the
+// results.
 template <class F, int R, int T>
-inline void fixed_rows(const Dot& d, const Tiles& tiles, const typename Habits<F>::Row (&x)[T],
-                       int row, int apart) {
+HEADRACE_INLINE void fixed_rows(const Tiles& tiles, const typename Habits<F>::Row (&x)[T], int row,
+                                int apart, F8 (&total)[R][T]) {
     auto f = [&]<std::size_t... I>(std::index_sequence<I...>) {
         return std::array<F, R>{F(tiles.tile(row + static_cast<int>(I) * apart), tiles)...};
     }(std::make_index_sequence<R>{});
     F8 sum[R][T], less[R][T];
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) sum[r][t] = less[r][t] = no_floats();
-    const int blocks = d.columns / 256;
+    const int blocks = tiles.columns / 256;
     for (int b = 0; b < blocks; ++b)
         for (int r = 0; r < R; ++r) {
             const F& one = f[static_cast<std::size_t>(r)];
@@ -147,17 +148,40 @@ inline void fixed_rows(const Dot& d, const Tiles& tiles, const typename Habits<F
             one.add(b, x, b, sum[r], less[r]);
         }
     if constexpr (F::kTails) {
-        if (d.columns % 256 != 0)
+        if (tiles.columns % 256 != 0)
             for (int r = 0; r < R; ++r)
-                add_tail(f[static_cast<std::size_t>(r)], d.columns, x, sum[r], less[r]);
+                add_tail(f[static_cast<std::size_t>(r)], tiles.columns, x, sum[r], less[r]);
     }
-    for (int t = 0; t < T; ++t)
-        for (int r = 0; r < R; ++r) {
-            float& out = d.out[static_cast<std::size_t>(t) * d.out_stride +
-                               static_cast<std::size_t>(row + r * apart)];
-            out = sum_of_lanes(sum[r][t]) * f[static_cast<std::size_t>(r)].whole();
-            if constexpr (F::kOffset) out -= sum_of_lanes(less[r][t]);
+    for (int r = 0; r < R; ++r)
+        for (int t = 0; t < T; ++t) {
+            const F8 all = mul(sum[r][t], same(f[static_cast<std::size_t>(r)].whole()));
+            total[r][t] = F::kOffset ? sub(all, less[r][t]) : all;
         }
+}
+
+// `count` times R rows from `first` on. Eight rows are summed up at once: done one by one, it took
+// as long as a block.
+template <class F, int R, int T>
+inline void fixed_strip(const Dot& d, const Tiles& tiles, const typename Habits<F>::Row (&x)[T],
+                        int first, int count) {
+    for (int i = 0; i < count; i += 8) {
+        const int n = std::min(8, count - i);
+        F8 total[R][T][8] = {};
+        for (int k = 0; k < n; ++k) {
+            F8 row[R][T];
+            fixed_rows<F, R, T>(tiles, x, first + i + k, count, row);
+            for (int r = 0; r < R; ++r)
+                for (int t = 0; t < T; ++t) total[r][t][k] = row[r][t];
+        }
+        for (int r = 0; r < R; ++r)
+            for (int t = 0; t < T; ++t) {
+                float sums[8];
+                store_floats(sums, sums_of_lanes(total[r][t]));
+                std::memcpy(d.out + static_cast<std::size_t>(t) * d.out_stride +
+                                static_cast<std::size_t>(first + r * count + i),
+                            sums, static_cast<std::size_t>(n) * sizeof(float));
+            }
+    }
 }
 
 template <class F, int T>
@@ -166,8 +190,8 @@ inline void fixed_stream(const Dot& d, const Tiles& tiles) {
     typename Habits<F>::Row x[T];
     for (int t = 0; t < T; ++t) x[t] = {d.x[t], d.columns};
     const int apart = d.rows / kRows;
-    for (int row = 0; row < apart; ++row) fixed_rows<F, kRows, T>(d, tiles, x, row, apart);
-    for (int row = apart * kRows; row < d.rows; ++row) fixed_rows<F, 1, T>(d, tiles, x, row, 1);
+    fixed_strip<F, kRows, T>(d, tiles, x, 0, apart);
+    fixed_strip<F, 1, T>(d, tiles, x, apart * kRows, d.rows - apart * kRows);
 }
 
 // Many tokens, and what does not fit: the rows as float32 with the activations as they were.

@@ -52,7 +52,7 @@ struct FixedQ8_0 : FixedBlocks32<34> {
     };
     template <int T>
     HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, F8 (&sum)[T], F8 (&)[T]) const {
-        add_codes(Block{block(b) + 2, gathered_halves<34>(block(b))}, x, xb, sum);
+        add_codes(Block{block(b) + 2, floats_of_f16(gathered_halves<34>(block(b)))}, x, xb, sum);
     }
 };
 

@@ -123,7 +123,7 @@ struct FixedQ5_0 : FixedBlocks32<22> {
     };
     template <int T>
     HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, F8 (&sum)[T], F8 (&)[T]) const {
-        add_codes(Block{block(b), gathered_halves<22>(block(b))}, x, xb, sum);
+        add_codes(Block{block(b), floats_of_f16(gathered_halves<22>(block(b)))}, x, xb, sum);
     }
     float whole() const { return 1.0f / Codes::kTimes; }
 };

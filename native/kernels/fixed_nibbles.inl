@@ -85,9 +85,9 @@ struct StepsAbove {
     }
 };
 
-// The products of one block for T tokens, a lane for each group, whose scales are w.
+// The products of one block for T tokens, a lane for each group: w (code - zero).
 template <class C, int T>
-HEADRACE_INLINE void add_lanes(const EightGroups& v, F8 w, const FixedRow (&x)[T], int xb,
+HEADRACE_INLINE void add_lanes(const EightGroups& v, F8 w, F8 zero, const FixedRow (&x)[T], int xb,
                                F8 (&sum)[T]) {
     LaneSums part[T];
     V32 total[T];
@@ -105,29 +105,20 @@ HEADRACE_INLINE void add_lanes(const EightGroups& v, F8 w, const FixedRow (&x)[T
     for (int t = 0; t < T; ++t) {
         const V32 whole = part[t].whole();
         const V32 all = C::kWide && LaneSums::kNarrow ? add32(total[t], whole) : whole;
-        const F8 scale = mul(w, load_floats(x[t].scale + xb * 8));
-        sum[t] = fma(floats(all), scale, sum[t]);
+        const F8 above = mul(floats(all), load_floats(x[t].scale + xb * 8));
+        sum[t] = fma(w, fnma(zero, load_floats(x[t].sum + xb * 8), above), sum[t]);
     }
 }
 
-// What all codes of a block are too large by.
-template <int T>
-HEADRACE_INLINE void take_off(F8 offset, const FixedRow (&x)[T], int xb, F8 (&less)[T]) {
-    for (int t = 0; t < T; ++t) less[t] = fma(offset, load_floats(x[t].sum + xb * 8), less[t]);
-}
-
-// E2M1 with a scale for each group: in halves, as the offset is.
+// E2M1 with a scale for each group, in halves.
 template <int T>
 HEADRACE_INLINE void add_steps(const EightGroups& v, F8 w, const FixedRow (&x)[T], int xb,
-                               F8 (&sum)[T], F8 (&less)[T]) {
-    w = mul(w, same(0.5f));
-    add_lanes<StepsAbove>(v, w, x, xb, sum);
-    take_off(mul(w, same(12.0f)), x, xb, less);
+                               F8 (&sum)[T]) {
+    add_lanes<StepsAbove>(v, mul(w, same(0.5f)), same(12.0f), x, xb, sum);
 }
 
 // Eight E8M0 as floats; 0 and 255 are not what their bits say.
-inline F8 e8m0_eight(std::uint64_t bytes) {
-    const V32 e = words_of_bytes(low8(bytes));
+inline F8 e8m0_eight(V32 e) {
     const V32 next = bits_and(add32(e, each32(1)), each32(255));
     const V32 odd = bits_and(more32(each32(2), next), each32(0x00400000));
     return as_floats(bits_or(left32(e, 23), odd));
@@ -135,7 +126,7 @@ inline F8 e8m0_eight(std::uint64_t bytes) {
 
 struct FixedMXFP4 {
     static constexpr Input kInput = kFoursInput;
-    static constexpr bool kOffset = true, kTails = true;
+    static constexpr bool kOffset = false, kTails = true;
     static constexpr int kBlockNbytes = 8 + 128;
     const std::byte *scale, *q;
     FixedMXFP4(const std::byte* s, const std::byte* codes) : scale(s), q(codes) {}
@@ -149,10 +140,9 @@ struct FixedMXFP4 {
         return {copy, copy + 8};
     }
     template <int T>
-    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, F8 (&sum)[T],
-                             F8 (&less)[T]) const {
-        add_steps(EightGroups(q + b * 128, 16), e8m0_eight(load_as<std::uint64_t>(scale + b * 8)),
-                  x, xb, sum, less);
+    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, F8 (&sum)[T], F8 (&)[T]) const {
+        const V32 e = words_of_bytes(load_low8(scale + b * 8));
+        add_steps(EightGroups(q + b * 128, 16), e8m0_eight(e), x, xb, sum);
     }
     static constexpr int kStreamNbytes = 128;
     const std::byte* stream(int b) const { return q + b * kStreamNbytes; }
@@ -220,7 +210,7 @@ struct FixedNVFP4 {
 template <bool kBF16Scales>
 struct FixedInt4 {
     static constexpr Input kInput = kFoursInput;
-    static constexpr bool kOffset = true, kTails = true;
+    static constexpr bool kOffset = false, kTails = true;
     static constexpr int kBlockNbytes = 24 + 128;
     const std::byte *scale, *zero, *q;  // no zero points: all are 8
     int shift;                          // 2^shift groups of 32 share a scale
@@ -255,8 +245,7 @@ struct FixedInt4 {
         return load_low8(kPlaces[std::min(shift, 3)]);
     }
     template <int T>
-    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, F8 (&sum)[T],
-                             F8 (&less)[T]) const {
+    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, F8 (&sum)[T], F8 (&)[T]) const {
         const V16 at = places();
         const V16 pairs = zip8_low(add8(at, at), add8(add8(at, at), small8(1)));
         const int first = (b * 8) >> shift;
@@ -269,8 +258,7 @@ struct FixedInt4 {
             const V16 eight = load_low8(zero + first);
             zeros = floats(words_of_bytes(lookup(eight, at)));
         }
-        add_lanes<PlainCodes>(EightGroups(q + b * 128, 16), w, x, xb, sum);
-        take_off(mul(w, zeros), x, xb, less);
+        add_lanes<PlainCodes>(EightGroups(q + b * 128, 16), w, zeros, x, xb, sum);
     }
     static constexpr int kStreamNbytes = 128;
     const std::byte* stream(int b) const { return q + b * kStreamNbytes; }
@@ -305,17 +293,15 @@ struct Block32 {
 };
 
 struct FixedQ4_0 : FixedBlocks32<18> {
-    static constexpr bool kOffset = true;
+    static constexpr bool kOffset = false;
     using FixedBlocks32::FixedBlocks32;
     FixedQ4_0 tail(std::byte* copy, int b, int groups) const {
         return copy_tail(copy, b, groups), FixedQ4_0(copy);
     }
     template <int T>
-    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, F8 (&sum)[T],
-                             F8 (&less)[T]) const {
-        const F8 w = gathered_halves<18>(block(b));
-        add_lanes<PlainCodes>(EightGroups(block(b) + 2, 18), w, x, xb, sum);
-        take_off(mul(w, same(8.0f)), x, xb, less);
+    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, F8 (&sum)[T], F8 (&)[T]) const {
+        const F8 w = floats_of_f16(gathered_halves<18>(block(b)));
+        add_lanes<PlainCodes>(EightGroups(block(b) + 2, 18), w, same(8.0f), x, xb, sum);
     }
 };
 
@@ -327,23 +313,22 @@ struct FixedIQ4_NL : FixedBlocks32<18> {
     }
     template <int T>
     HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, F8 (&sum)[T], F8 (&)[T]) const {
-        add_nibbles(Block32<iq4_steps, 18>{block(b) + 2, gathered_halves<18>(block(b))}, x, xb,
-                    sum);
+        add_nibbles(
+            Block32<iq4_steps, 18>{block(b) + 2, floats_of_f16(gathered_halves<18>(block(b)))}, x,
+            xb, sum);
     }
 };
 
 struct FixedGgmlMXFP4 : FixedBlocks32<17> {
-    static constexpr bool kOffset = true;
+    static constexpr bool kOffset = false;
     using FixedBlocks32::FixedBlocks32;
     FixedGgmlMXFP4 tail(std::byte* copy, int b, int groups) const {
         return copy_tail(copy, b, groups), FixedGgmlMXFP4(copy);
     }
     template <int T>
-    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, F8 (&sum)[T],
-                             F8 (&less)[T]) const {
-        std::uint64_t scales = 0;
-        for (int g = 0; g < 8; ++g) scales |= static_cast<std::uint64_t>(block(b)[g * 17]) << 8 * g;
-        add_steps(EightGroups(block(b) + 1, 17), e8m0_eight(scales), x, xb, sum, less);
+    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, F8 (&sum)[T], F8 (&)[T]) const {
+        const V32 e = bits_and(words_of_halves(gathered_halves<17>(block(b))), each32(255));
+        add_steps(EightGroups(block(b) + 1, 17), e8m0_eight(e), x, xb, sum);
     }
 };
 

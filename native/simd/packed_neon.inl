@@ -229,7 +229,7 @@ HEADRACE_INLINE float float_of_f16(std::uint16_t h) {
 }
 // The first 16 bits of eight blocks.
 template <int kApart>
-HEADRACE_INLINE F8 gathered_halves(const std::byte* p) {
+HEADRACE_INLINE V16 gathered_halves(const std::byte* p) {
     const auto at = [&](int g) { return reinterpret_cast<const std::uint16_t*>(p + g * kApart); };
     uint16x8_t v = vdupq_n_u16(0);
     v = vld1q_lane_u16(at(0), v, 0);
@@ -240,7 +240,7 @@ HEADRACE_INLINE F8 gathered_halves(const std::byte* p) {
     v = vld1q_lane_u16(at(5), v, 5);
     v = vld1q_lane_u16(at(6), v, 6);
     v = vld1q_lane_u16(at(7), v, 7);
-    return floats_of_f16(bits(v));
+    return bits(v);
 }
 HEADRACE_INLINE F8 gathered(const float* x, V16 at) {
     std::uint16_t places[8];
@@ -255,6 +255,9 @@ HEADRACE_INLINE F8 sub(F8 a, F8 b) { return {vsubq_f32(a.low, b.low), vsubq_f32(
 HEADRACE_INLINE F8 mul(F8 a, F8 b) { return {vmulq_f32(a.low, b.low), vmulq_f32(a.high, b.high)}; }
 HEADRACE_INLINE F8 fma(F8 a, F8 b, F8 c) {
     return {vfmaq_f32(c.low, a.low, b.low), vfmaq_f32(c.high, a.high, b.high)};
+}
+HEADRACE_INLINE F8 fnma(F8 a, F8 b, F8 c) {  // c - a b
+    return {vfmsq_f32(c.low, a.low, b.low), vfmsq_f32(c.high, a.high, b.high)};
 }
 HEADRACE_INLINE F8 low_twice(F8 v) { return {v.low, v.low}; }
 HEADRACE_INLINE F8 high_twice(F8 v) { return {v.high, v.high}; }
@@ -272,6 +275,14 @@ HEADRACE_INLINE float sum_of_lanes(F8 v) {
     const float32x4_t four = vaddq_f32(v.low, v.high);
     const float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
     return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
+}
+// Lane i: the sum of the lanes of v[i].
+HEADRACE_INLINE F8 sums_of_lanes(const F8 (&v)[8]) {
+    const auto four = [&](int i) {  // of v[i] to v[i + 3]
+        const auto halves = [&](int k) { return vaddq_f32(v[i + k].low, v[i + k].high); };
+        return vpaddq_f32(vpaddq_f32(halves(0), halves(1)), vpaddq_f32(halves(2), halves(3)));
+    };
+    return {four(0), four(4)};
 }
 HEADRACE_INLINE int sum_of_words(V32 v) { return vaddvq_s32(vaddq_s32(s32(v.low), s32(v.high))); }
 HEADRACE_INLINE int most_of_words(V32 v) { return vmaxvq_s32(vmaxq_s32(s32(v.low), s32(v.high))); }

@@ -123,12 +123,11 @@ HEADRACE_INLINE F8 floats_of_f16(V16 v) { return _mm256_cvtph_ps(v); }
 HEADRACE_INLINE float float_of_f16(std::uint16_t h) { return _cvtsh_ss(h); }
 // The first 16 bits of eight blocks: a load that begins 2 g bytes early has block g's in lane g.
 template <int kApart>
-HEADRACE_INLINE F8 gathered_halves(const std::byte* p) {
+HEADRACE_INLINE V16 gathered_halves(const std::byte* p) {
     const auto at = [&](int g) { return load16(p + g * (kApart - 2)); };
     const V16 a = _mm_blend_epi16(at(0), at(1), 0x02), b = _mm_blend_epi16(at(2), at(3), 0x08);
     const V16 c = _mm_blend_epi16(at(4), at(5), 0x20), d = _mm_blend_epi16(at(6), at(7), 0x80);
-    return _mm256_cvtph_ps(
-        _mm_blend_epi16(_mm_blend_epi16(a, b, 0x0c), _mm_blend_epi16(c, d, 0xc0), 0xf0));
+    return _mm_blend_epi16(_mm_blend_epi16(a, b, 0x0c), _mm_blend_epi16(c, d, 0xc0), 0xf0);
 }
 HEADRACE_INLINE F8 gathered(const float* x, V16 at) {
     return _mm256_i32gather_ps(x, words_of_halves(at), 4);
@@ -138,6 +137,7 @@ HEADRACE_INLINE F8 add(F8 a, F8 b) { return _mm256_add_ps(a, b); }
 HEADRACE_INLINE F8 sub(F8 a, F8 b) { return _mm256_sub_ps(a, b); }
 HEADRACE_INLINE F8 mul(F8 a, F8 b) { return _mm256_mul_ps(a, b); }
 HEADRACE_INLINE F8 fma(F8 a, F8 b, F8 c) { return _mm256_fmadd_ps(a, b, c); }
+HEADRACE_INLINE F8 fnma(F8 a, F8 b, F8 c) { return _mm256_fnmadd_ps(a, b, c); }  // c - a b
 HEADRACE_INLINE F8 low_twice(F8 v) { return _mm256_permute2f128_ps(v, v, 0x00); }
 HEADRACE_INLINE F8 high_twice(F8 v) { return _mm256_permute2f128_ps(v, v, 0x11); }
 template <int kLane>  // of each half
@@ -150,6 +150,18 @@ HEADRACE_INLINE float sum_of_lanes(F8 v) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+// Lane i: the sum of the lanes of v[i].
+HEADRACE_INLINE F8 sums_of_lanes(const F8 (&v)[8]) {
+    F8 two[4], four[2];
+    for (int i = 0; i < 4; ++i)
+        two[i] = add(_mm256_unpacklo_ps(v[2 * i], v[2 * i + 1]),
+                     _mm256_unpackhi_ps(v[2 * i], v[2 * i + 1]));
+    for (int i = 0; i < 2; ++i)
+        four[i] = add(_mm256_shuffle_ps(two[2 * i], two[2 * i + 1], 0x44),
+                      _mm256_shuffle_ps(two[2 * i], two[2 * i + 1], 0xee));
+    return add(_mm256_permute2f128_ps(four[0], four[1], 0x20),
+               _mm256_permute2f128_ps(four[0], four[1], 0x31));
 }
 HEADRACE_INLINE int sum_of_words(V32 v) {
     V16 four = _mm_add_epi32(low_half(v), high_half(v));
