@@ -11,6 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,6 +22,8 @@ from headrace.bench.load_sessions import Message
 
 LEAVES = 0.3  # of all requests are left before their end
 MOST_TURNS = 12  # then a conversation begins anew
+# More than a server keeps: answers, and words whose tokens the tokenizers library remembers.
+FILLED_ANSWERS, FILLED_WORDS = 5_000, 12_000
 
 
 def soak(
@@ -30,10 +33,17 @@ def soak(
     seconds: float,
     conversations: int = 8,
     pid: int | None = None,
+    fill: bool = False,
     seed: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """`pid`: of the server, whose memory is watched. The result says what was left behind."""
+    """`pid`: of the server, whose memory is watched. The result says what was left behind.
+
+    `fill`: before the time begins, the server is given more words and answers than it keeps, so
+    that its memory has nothing left to fill.
+    """
+    if fill:
+        _fill(target, url, conversations)
     until, counts = time.monotonic() + seconds, {"answers": 0, "left": 0, "errors": 0}
     lock = threading.Lock()
 
@@ -69,6 +79,38 @@ def soak(
 
 def _words(rng: random.Random, n: int) -> str:
     return " ".join(rng.choice(("water", "wheel", "stone", "mill", "runs")) for _ in range(n))
+
+
+def _fill(target: Target, url: str, at_once: int) -> None:
+    """Words of a user and of a prompt, which a tokenizer remembers apart; then short answers."""
+    words = " ".join(_word(i) for i in range(FILLED_WORDS))
+    said = {"model": target.model, "max_tokens": 1}
+    _send(url, "/v1/chat/completions", {**said, "messages": [{"role": "user", "content": words}]})
+    _send(url, "/v1/completions", {**said, "prompt": words})
+
+    def answer(number: int) -> None:
+        target.ask([{"role": "user", "content": _word(number)}], max_tokens=8, timeout_s=120)
+
+    with ThreadPoolExecutor(at_once) as pool:
+        for _ in pool.map(answer, range(FILLED_ANSWERS)):
+            pass
+
+
+def _word(number: int) -> str:
+    """A word of its own for each number."""
+    return "w" + "".join(chr(ord("a") + int(digit)) for digit in str(number))
+
+
+def _send(url: str, path: str, body: dict[str, Any]) -> None:
+    """Whatever comes of it: words beyond the context are read before they are refused."""
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=120)
+    try:
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        connection.getresponse().read()
+    finally:
+        connection.close()
 
 
 def _leave(url: str, body: dict[str, Any], rng: random.Random) -> None:

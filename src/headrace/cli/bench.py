@@ -238,6 +238,9 @@ def soak(
     minutes: Annotated[float, typer.Option(min=0.1)] = 30.0,
     conversations: Annotated[int, typer.Option(min=1, help="At once.")] = 8,
     pid: Annotated[int | None, typer.Option(help="Of the server: its memory is watched.")] = None,
+    fill: Annotated[
+        bool, typer.Option("--fill", help="First fill what a server keeps: words and answers.")
+    ] = False,
 ) -> None:
     """Conversations whose clients hang up at random; then nothing may be held. Exit 1 otherwise."""
     from headrace.bench.load_client import Target  # noqa: PLC0415 start-up time
@@ -250,6 +253,7 @@ def soak(
             seconds=60 * minutes,
             conversations=conversations,
             pid=pid,
+            fill=fill,
             progress=_of(progress, "seconds"),
         )
 
