@@ -22,6 +22,7 @@ from headrace.bench.load_sessions import Message
 
 LEAVES = 0.3  # of all requests are left before their end
 MOST_TURNS = 12  # then a conversation begins anew
+LENGTHS = (4, 20, 60)  # of answers, in tokens
 # More than a server keeps: answers, and words whose tokens the tokenizers library remembers.
 FILLED_ANSWERS, FILLED_WORDS = 5_000, 12_000
 
@@ -53,7 +54,7 @@ def soak(
             if len(messages) > 2 * MOST_TURNS or not messages:
                 messages = [{"role": "system", "content": _words(rng, 300)}]
             asked = [*messages, {"role": "user", "content": _words(rng, rng.choice((5, 40, 150)))}]
-            most = rng.choice((4, 20, 60))
+            most = rng.choice(LENGTHS)
             if rng.random() < LEAVES:
                 _leave(url, {"messages": asked, "max_tokens": most, "model": target.model}, rng)
                 kind = "left"
@@ -82,14 +83,16 @@ def _words(rng: random.Random, n: int) -> str:
 
 
 def _fill(target: Target, url: str, at_once: int) -> None:
-    """Words of a user and of a prompt, which a tokenizer remembers apart; then short answers."""
+    """Words of a user and of a prompt, which a tokenizer remembers apart; then long answers."""
     words = " ".join(_word(i) for i in range(FILLED_WORDS))
     said = {"model": target.model, "max_tokens": 1}
     _send(url, "/v1/chat/completions", {**said, "messages": [{"role": "user", "content": words}]})
     _send(url, "/v1/completions", {**said, "prompt": words})
 
     def answer(number: int) -> None:
-        target.ask([{"role": "user", "content": _word(number)}], max_tokens=8, timeout_s=120)
+        target.ask(
+            [{"role": "user", "content": _word(number)}], max_tokens=max(LENGTHS), timeout_s=120
+        )
 
     with ThreadPoolExecutor(at_once) as pool:
         for _ in pool.map(answer, range(FILLED_ANSWERS)):
