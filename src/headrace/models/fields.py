@@ -182,6 +182,9 @@ def read_ropes(fields: Fields, kinds: Mapping[str, tuple[int, float, float]]) ->
 
 def _rope(fields: Fields, table: Fields, head_dim: int, theta: float, partial: float) -> Rope:
     theta = table.number("rope_theta", theta)
+    if theta <= 1:
+        at = fields if table.get("rope_theta") is None else table
+        raise at.error("rope_theta", "a number above 1")
     share = table.number("partial_rotary_factor", partial)
     kind_key = "rope_type" if table.get("rope_type") else "type"
     table.get("type")
@@ -194,6 +197,8 @@ def _rope(fields: Fields, table: Fields, head_dim: int, theta: float, partial: f
     divided = _divided(table, rotated // 2) if table.get(kind_key) == "divided" else None
     scaling = turning or divided or _scaling(table, kind_key, context)
     if table.get(kind_key) == "dynamic":  # with an alpha it is the same for every context
+        if head_dim == 2:
+            raise table.error(kind_key, "another rotation for heads of 2 channels")
         theta *= table.number("alpha") ** (head_dim / (head_dim - 2))
         for key in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
             table.get(key)
@@ -205,7 +210,7 @@ def _rope(fields: Fields, table: Fields, head_dim: int, theta: float, partial: f
 def _divided(table: Fields, pairs: int) -> Divided:
     """As a GGUF file has it."""
     found = table.get("divisors")
-    good = isinstance(found, list) and all(type(n) in (int, float) and n > 0 for n in found)
+    good = isinstance(found, list) and all(type(n) in (int, float) and 0 < n < 1e300 for n in found)
     if not good or len(found) != pairs:
         raise table.error("divisors", f"{pairs} numbers above 0")
     return Divided(tuple(map(float, found)))

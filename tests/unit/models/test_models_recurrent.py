@@ -264,6 +264,8 @@ def test_nemotron_3_nano() -> None:
     assert spec_of(other) == spec
     for key, value in (
         ("hybrid_override_pattern", "MEX"),
+        ("layers_block_type", 5),
+        ("layer_types", True),
         ("time_step_limit", [0.001, 0.1]),
         ("moe_latent_size", 1024),
         ("mlp_bias", True),

@@ -58,7 +58,7 @@ def spec_from(fields: Fields) -> ModelSpec:
     moe = Moe(
         experts=experts,
         width=width,
-        router=Router(top_k=_same(fields, "moe_topk")),
+        router=Router(top_k=_same(fields, "moe_topk", most=experts)),
         activation=fields.activation(),
         shared=SharedExpert(beside * width, gated=False),
     )
@@ -80,12 +80,14 @@ def spec_from(fields: Fields) -> ModelSpec:
     return model_of(fields, "hunyuan_v1_moe", [LayerSpec(mixer, moe)] * layers_of(fields))
 
 
-def _same(fields: Fields, key: str, otherwise: Callable[[], int] | None = None) -> int:
+def _same(
+    fields: Fields, key: str, otherwise: Callable[[], int] | None = None, *, most: int = 1 << 20
+) -> int:
     """A number for all layers, or one for each, which are then the same."""
     value = fields.get(key)
     if isinstance(value, list):
         listed = set(fields.counts(key))
-        if len(listed) != 1 or not 0 < (number := listed.pop()) < 1 << 20:
-            raise fields.error(key, "the same number for all layers")
+        if len(listed) != 1 or not 0 < (number := listed.pop()) <= most:
+            raise fields.error(key, f"the same number for all layers, at most {most}")
         return number
-    return otherwise() if value is None and otherwise else fields.count(key, high=1 << 20)
+    return otherwise() if value is None and otherwise else fields.count(key, high=most)

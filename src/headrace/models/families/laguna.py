@@ -97,7 +97,6 @@ def _mixers(fields: Fields) -> list[Attention]:
             window=window if near else 0,
             qk_norm=QkNorm.HEAD,
             gate=_GATES[gate],
-            out_bias=False,
         )
         for n, near in zip(heads, windowed, strict=True)
     ]

@@ -98,8 +98,9 @@ def _pattern(fields: Fields) -> str:
     """A letter a layer, from `hybrid_override_pattern` or the list that says the same in words."""
     letters = {word: letter for letter, words in _KINDS.items() for word in words}
     key = "layers_block_type" if fields.get("layers_block_type") else "layer_types"
-    count = len(fields.get(key) or ())
-    words = fields.words(key, count, tuple(letters)) if count else None
+    named = fields.get(key)
+    count = len(named) if isinstance(named, list) else 0
+    words = fields.words(key, count, tuple(letters)) if named else None
     pattern = fields.get("hybrid_override_pattern")
     if words is not None:
         pattern = "".join(letters[word] for word in words)
