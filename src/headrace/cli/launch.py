@@ -13,7 +13,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 import typer
 
@@ -21,7 +20,7 @@ from headrace.cli import options
 from headrace.cli.agents import AGENTS, KEY_NAME, Agent, Endpoint, Setup, cloud_names
 from headrace.cli.ctl import WHERE, ApiKey, Server
 from headrace.cli.environment import home
-from headrace.cli.remote import Remote
+from headrace.cli.remote import Remote, split
 from headrace.errors import ConfigError
 
 SECRETS = (KEY_NAME, "ANTHROPIC_AUTH_TOKEN")
@@ -72,7 +71,7 @@ def _endpoint(server: str, api_key: str | None, model: str | None, context: int 
         served = _served(remote, server)
         model = model or served[0]
         context = context or served[1]
-    parts = urlsplit(server if "://" in server else f"http://{server}")
+    parts = split(server)
     path = parts.path.rstrip("/").removesuffix("/v1")
     return Endpoint(f"{parts.scheme}://{parts.netloc}{path}", model, context, api_key)
 

@@ -6,22 +6,31 @@ import http.client
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from headrace.errors import ConfigError, DeviceError, HeadraceError, RequestError
 
 IDLE_S = 300  # longest silence of a server that sends signs of life
 
 
+def split(url: str) -> SplitResult:
+    """The parts of a server's URL, whose scheme may be left out. Raises ConfigError."""
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # a port that is none, half a pair of brackets
+        whole = None
+    if not whole:
+        raise ConfigError(f"--server {url}", expected="a URL such as http://127.0.0.1:8713")
+    return parts
+
+
 class Remote:
     """One server; a connection per answer, closed early to cancel it."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"--server {url}", expected="a URL such as http://127.0.0.1:8713")
         self._url = url
-        self._parts = parts
+        self._parts = split(url)
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"

@@ -66,6 +66,19 @@ class Fields:
         value = self._table.get(key)
         return default if value is None else value
 
+    def skip(self, *keys: str) -> None:
+        """Passes over keys that change no result."""
+        self._read.update(self._spelled.get(key, key) for key in keys)
+
+    def fixed(self, known: Mapping[str, Any]) -> None:
+        """Raises CheckpointError for a key that is there with another value than `known` has: such
+        a model is not the one whose arithmetic is implemented.
+        """
+        for key, value in known.items():
+            if self.get(key, value) != value:
+                shown = str(value).lower() if isinstance(value, bool) else value
+                raise self.error(key, f"{shown}, as published")
+
     def count(
         self, key: str, default: int | None = None, *, low: int = 1, high: int = 1 << 40
     ) -> int:

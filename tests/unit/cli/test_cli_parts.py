@@ -307,3 +307,11 @@ def test_what_the_machine_refuses_is_no_fault_of_ours(error, said, monkeypatch, 
         main(["doctor"])
     assert end.value.code == 1
     assert capfd.readouterr().err.startswith(f"headrace: {said}")
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:87119", "localhost:port", "http://[::1", "ftp://here", "http://:1"]
+)
+def test_what_is_no_server_is_told(url: str) -> None:
+    with pytest.raises(ConfigError, match="expected a URL such as"):
+        Remote(url, None)

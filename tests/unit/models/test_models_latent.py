@@ -179,7 +179,7 @@ def test_glm_4_7_flash() -> None:
     [
         (V3, {"num_key_value_heads": 8}, "num_key_value_heads = 8; expected 128"),
         (V3, {"scoring_func": "softmax"}, "scoring_func"),
-        (V2_LITE, {"norm_topk_prob": True}, "norm_topk_prob = True; expected False"),
+        (V2_LITE, {"norm_topk_prob": True}, "norm_topk_prob = True; expected false, as published"),
         (V2_LITE, {"topk_method": "noaux_tc"}, "topk_method"),
         (V2_LITE, {"scoring_func": "sigmoid"}, "scoring_func"),
         (FLASH, {"index_topk": 2048}, "index_topk = 2048 is not known here"),

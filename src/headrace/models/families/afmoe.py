@@ -53,15 +53,15 @@ def spec_from(fields: Fields) -> ModelSpec:
         fields, rope=rope, window=window, qk_norm=QkNorm.HEAD, gate=OutputGate.APART
     )
     far = attention_of(fields, rope=None, qk_norm=QkNorm.HEAD, gate=OutputGate.APART)
-    for key, known in (
-        ("score_func", "sigmoid"),
-        ("route_norm", True),
-        ("num_expert_groups", 1),
-        ("num_limited_groups", 1),
-    ):
-        if fields.get(key, known) != known:
-            raise fields.error(key, str(known))
-    fields.get("load_balance_coeff"), fields.get("use_grouped_mm")  # of training, of speed
+    fields.fixed(
+        {
+            "score_func": "sigmoid",
+            "route_norm": True,
+            "num_expert_groups": 1,
+            "num_limited_groups": 1,
+        }
+    )
+    fields.skip("load_balance_coeff", "use_grouped_mm")  # of training, of speed
     moe = moe_of(fields, experts="num_experts", shared="num_shared_experts", scale="route_scale")
     blocks = feed_forward_of(fields, moe, first=1, key="num_dense_layers")
     layers = (

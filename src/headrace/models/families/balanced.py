@@ -64,7 +64,6 @@ def moe_of(
     ):
         if fields.get(key, known[0]) not in known:
             raise fields.error(key, " or ".join(map(str, known)))
-    beside = fields.count(shared, 0, low=0, high=64)
     router = Router(
         top_k=fields.count("num_experts_per_tok", high=count),
         score=Score.SIGMOID,
@@ -82,8 +81,14 @@ def moe_of(
         router=router,
         activation=fields.activation() if activation is None else activation,
         correction_bias=True,
-        shared=SharedExpert(beside * own_width, gated=False) if beside else None,
+        shared=beside_of(fields, shared, own_width),
     )
+
+
+def beside_of(fields: Fields, key: str, width: int) -> SharedExpert | None:
+    """As many shared experts as `key` says, of `width` channels each, as one."""
+    count = fields.count(key, 0, low=0, high=64)
+    return SharedExpert(count * width, gated=False) if count else None
 
 
 def feed_forward_of(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headrace.models.families.balanced import DENSE, SPARSE, experts_named
+from headrace.models.families.balanced import DENSE, SPARSE, beside_of, experts_named
 from headrace.models.families.common import (
     ATTENTION,
     BODY,
@@ -29,7 +29,6 @@ from headrace.models.spec import (
     ModelSpec,
     Moe,
     NormKind,
-    SharedExpert,
 )
 from headrace.ops.table import Router, Score
 from headrace.weights.names import NameMap
@@ -67,7 +66,7 @@ def _blocks(fields: Fields) -> list[Ffn]:
     if joined not in ("average", "sum"):
         raise fields.error("shared_expert_combination_strategy", "average or sum")
     normed = fields.flag("norm_topk_prob", default=True)
-    beside = fields.count("num_shared_experts", 0, low=0, high=64)
+    shared = beside_of(fields, "num_shared_experts", width)
     chosen = score == "softmax"
     moe = Moe(
         experts=experts_of(fields),
@@ -78,8 +77,8 @@ def _blocks(fields: Fields) -> list[Ffn]:
             renormalize=normed and not chosen,
         ),
         activation=activation,
-        shared=SharedExpert(beside * width, gated=False) if beside else None,
-        average_shared=beside > 0 and joined == "average",
+        shared=shared,
+        average_shared=shared is not None and joined == "average",
     )
     dense = fields.count("prefix_dense_intermediate_size", width)
     return [Dense(dense, activation) if kind == DENSE else moe for kind in kinds]

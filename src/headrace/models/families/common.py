@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.models.fields import Fields
 from headrace.models.spec import Attention, LayerSpec, ModelSpec
-from headrace.weights.names import Rule, rule
+from headrace.weights.names import Layout, Rule, rule
 
 MOST_CONTEXT = 1 << 24  # tokens: the longest published are 10 million
 _L = "layers.{layer}"
@@ -36,6 +36,15 @@ def per_expert(stem: str, gate: str, up: str, down: str) -> tuple[Rule, ...]:
     """Experts stored one by one; `stem` holds {layer} and {expert}."""
     named = (("gate", gate), ("up", up), ("down", down))
     return tuple(rule(f"{stem}.{n}.weight", f"{_L}.experts.{kind}") for kind, n in named)
+
+
+def stacked(stem: str) -> tuple[Rule, ...]:
+    """Experts stored as [E, out, in] with gate rows before up rows; `stem` holds {layer}."""
+    at = f"{_L}.experts"
+    return (
+        rule(f"{stem}.gate_up_proj", f"{at}.gate", f"{at}.up", layouts=(Layout.HALVES,)),
+        rule(f"{stem}.down_proj", f"{at}.down"),
+    )
 
 
 def attention_of(fields: Fields, **more: Any) -> Attention:

@@ -69,8 +69,7 @@ def latent_of(
     """The numbers every latent attention has. `known`: more keys of the rope's table, whose share
     is one of the whole head where `of_head`.
     """
-    for key in _NO_PART:
-        fields.get(key)
+    fields.skip(*_NO_PART)
     heads = fields.count("num_attention_heads")
     if fields.count("num_key_value_heads", heads) != heads:
         raise fields.error("num_key_value_heads", f"{heads}, one for each head")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from headrace.models.families.balanced import feed_forward_of
+from headrace.models.families.balanced import beside_of, feed_forward_of
 from headrace.models.families.deepseek import latent_model, latent_of
 from headrace.models.fields import Fields
-from headrace.models.spec import ModelSpec, Moe, SharedExpert
+from headrace.models.spec import ModelSpec, Moe
 from headrace.ops.table import Router
 
 
@@ -16,14 +16,9 @@ def spec_from(fields: Fields) -> ModelSpec:
 
 
 def _moe(fields: Fields) -> Moe:
-    for key, known in (
-        ("scoring_func", "softmax"),
-        ("moe_layer_freq", 1),
-        ("ep_size", 1),
-        ("norm_topk_prob", False),
-    ):
-        if fields.get(key, known) != known:
-            raise fields.error(key, str(known))
+    fields.fixed(
+        {"scoring_func": "softmax", "moe_layer_freq": 1, "ep_size": 1, "norm_topk_prob": False}
+    )
     method = fields.get("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
         raise fields.error("topk_method", "greedy or group_limited_greedy")
@@ -44,11 +39,10 @@ def _moe(fields: Fields) -> Moe:
         renormalize=False,
         scale=fields.number("routed_scaling_factor", 1.0),
     )
-    beside = fields.count("n_shared_experts", 0, low=0, high=64)
     return Moe(
         experts=count,
         width=width,
         router=router,
         activation=fields.activation(),
-        shared=SharedExpert(beside * width, gated=False) if beside else None,
+        shared=beside_of(fields, "n_shared_experts", width),
     )

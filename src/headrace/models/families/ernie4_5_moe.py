@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headrace.models.families.balanced import experts_named
+from headrace.models.families.balanced import beside_of, experts_named
 from headrace.models.families.common import (
     ATTENTION,
     BODY,
@@ -17,7 +17,7 @@ from headrace.models.families.common import (
     model_of,
 )
 from headrace.models.fields import Fields, read_rope
-from headrace.models.spec import Dense, LayerSpec, ModelSpec, Moe, SharedExpert
+from headrace.models.spec import Dense, LayerSpec, ModelSpec, Moe
 from headrace.ops.table import Router
 from headrace.weights.names import Layout, NameMap, rule
 
@@ -47,7 +47,6 @@ def spec_from(fields: Fields) -> ModelSpec:
     count = layers_of(fields)
     experts = fields.count("moe_num_experts", high=1 << 16)
     width, activation = fields.count("moe_intermediate_size"), fields.activation()
-    shared = fields.count("moe_num_shared_experts", 0, low=0, high=64) * width
     fields.number("moe_norm_min", 1e-12)  # no sum of chosen scores is so small
     moe = Moe(
         experts=experts,
@@ -55,7 +54,7 @@ def spec_from(fields: Fields) -> ModelSpec:
         router=Router(top_k=fields.count("moe_k", high=experts)),
         activation=activation,
         correction_bias=True,
-        shared=SharedExpert(shared, gated=False) if shared else None,
+        shared=beside_of(fields, "moe_num_shared_experts", width),
     )
     dense = Dense(fields.count("intermediate_size"), activation)
     every = fields.count("moe_layer_interval", 1)

@@ -27,7 +27,7 @@ def spec_from(fields: Fields) -> ModelSpec:
     if fields.get("use_bidirectional_attention") not in (None, "vision"):
         raise fields.error("use_bidirectional_attention", "null or vision: text looks back alone")
     # The first is of embeddings, the second of layers with shared keys, which there are none of.
-    fields.get("vocab_size_per_layer_input"), fields.get("use_double_wide_mlp")
+    fields.skip("vocab_size_per_layer_input", "use_double_wide_mlp")
     activation = fields.activation("hidden_activation")
     experts = experts_of(fields)
     moe = Moe(

@@ -4,9 +4,9 @@ before up rows.
 
 from __future__ import annotations
 
-from headrace.models.families.common import ATTENTION, FFN, KINDS, QK_NORM, per_expert
+from headrace.models.families.common import ATTENTION, FFN, KINDS, QK_NORM, per_expert, stacked
 from headrace.models.families.gguf import GGUF_RULES
-from headrace.weights.names import Layout, NameMap, rule
+from headrace.weights.names import NameMap, rule
 
 _L, _E = "layers.{layer}", "layers.{layer}.experts"
 NAMES = NameMap(
@@ -33,8 +33,7 @@ NAMES = NameMap(
         rule(f"{_L}.layer_scalar", f"{_L}.scale"),
         rule(f"{_L}.router.scale", f"{_L}.router_norm"),
         rule(f"{_L}.router.per_expert_scale", f"{_L}.expert_scales"),
-        rule(f"{_E}.gate_up_proj", f"{_E}.gate", f"{_E}.up", layouts=(Layout.HALVES,)),
-        rule(f"{_E}.down_proj", f"{_E}.down"),
+        *stacked(_E),
         *per_expert(f"{_E}.{{expert}}", *(f"{n}_proj" for n in KINDS)),
     ),
     prefixes=("model.language_model.", "model."),

@@ -20,9 +20,7 @@ _MAMBA, _ATTENTION = ("mamba", "linear_attention"), ("attention", "full_attentio
 def spec_from(fields: Fields) -> ModelSpec:
     """From a config as published."""
     check_steps(fields)
-    for key, known in (("init_method", "mup"), ("normalization_function", "rmsnorm")):
-        if fields.get(key, known) != known:
-            raise fields.error(key, known)
+    fields.fixed({"init_method": "mup", "normalization_function": "rmsnorm"})
     count = layers_of(fields)
     kinds = fields.words("layer_types", count, (*_MAMBA, *_ATTENTION))
     if kinds is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from headrace.models.families.balanced import experts_named
 from headrace.models.families.common import (
@@ -38,19 +37,16 @@ _NO_PART = (
     "video_end_id", "video_start_id",
 )  # fmt: skip
 # Published as here; anything else is another model.
-_FIXED: tuple[tuple[str, Any], ...] = (
-    ("use_qk_norm", True), ("use_mixed_mlp_moe", True), ("use_rotary_pos_emb", True),
-    ("norm_type", "rms"), ("norm_topk_prob", True), ("moe_layer_num_skipped", 0),
-)  # fmt: skip
+_FIXED = {
+    "use_qk_norm": True, "use_mixed_mlp_moe": True, "use_rotary_pos_emb": True,
+    "norm_type": "rms", "norm_topk_prob": True, "moe_layer_num_skipped": 0,
+}  # fmt: skip
 
 
 def spec_from(fields: Fields) -> ModelSpec:
     """From a config as published; some numbers are lists of one for each layer."""
-    for key, known in _FIXED:
-        if fields.get(key, known) != known:
-            raise fields.error(key, f"{known}, as published")
-    for key in _NO_PART:
-        fields.get(key)
+    fields.fixed(_FIXED)
+    fields.skip(*_NO_PART)
     experts = _same(fields, "num_experts")
     width = _same(fields, "moe_intermediate_size", lambda: fields.count("intermediate_size"))
     beside = _same(fields, "num_shared_expert", lambda: 1)

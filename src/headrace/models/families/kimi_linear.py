@@ -49,8 +49,7 @@ _DELTA, _LATENT = "linear_attention", "full_attention"
 def spec_from(fields: Fields) -> ModelSpec:
     """From a config as published."""
     fields.respell(_SPELLED)
-    for key in ("use_grouped_topk", "rope_theta"):
-        fields.get(key)
+    fields.skip("use_grouped_topk", "rope_theta")
     if not fields.flag("mla_use_nope", default=True):
         raise fields.error("mla_use_nope", "true")
     table = fields.table("linear_attn_config") or Fields({}, "linear_attn_config")

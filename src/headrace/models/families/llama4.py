@@ -78,7 +78,7 @@ def spec_from(fields: Fields) -> ModelSpec:
     every = fields.count("interleave_moe_layer_step", 1)
     sparse = fields.counts("moe_layers") or range(every - 1, count, every)
     blocks = [moe if i in sparse else dense for i in range(count)]
-    fields.get("for_llm_compressor"), fields.get("cache_implementation")
+    fields.skip("for_llm_compressor", "cache_implementation")
     return model_of(fields, "llama4", map(LayerSpec, _mixers(fields), blocks))
 
 

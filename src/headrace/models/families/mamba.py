@@ -51,5 +51,4 @@ def check_steps(fields: Fields) -> None:
     # Infinity is no JSON: some files have it all the same, some in a table.
     if fields.get("time_step_limit", _NO_LIMITS[0]) not in _NO_LIMITS:
         raise fields.error("time_step_limit", "[0, Infinity]")
-    for key in _NO_PART:
-        fields.get(key)
+    fields.skip(*_NO_PART)

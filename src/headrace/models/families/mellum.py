@@ -36,8 +36,8 @@ def spec_from(fields: Fields) -> ModelSpec:
     window = fields.count("sliding_window", 1024)
     near = attention_of(fields, rope=ropes[WINDOW], window=window, qk_norm=QkNorm.HEAD)
     far = attention_of(fields, rope=ropes[WHOLE], qk_norm=QkNorm.HEAD)
-    for key in ("num_mtp_layers", "mtp_layer_types", "mtp_mlp_layer_types"):
-        fields.get(key)  # of what predicts further tokens
+    # Of what predicts further tokens.
+    fields.skip("num_mtp_layers", "mtp_layer_types", "mtp_mlp_layer_types")
     moe = Moe(
         experts=experts_of(fields),
         width=fields.count("moe_intermediate_size"),

@@ -41,8 +41,7 @@ def spec_from(fields: Fields) -> ModelSpec:
     """From a config as published, or as `transformers` writes it."""
     blocks = feed_forward_of(fields, moe_of(fields), first=1)
     eps = "rms_norm_eps" if fields.get("rms_norm_eps") is not None else "layernorm_epsilon"
-    for key in ("attention_chunk_size", "hybrid_block_size"):
-        fields.get(key)  # of an attention that is not used
+    fields.skip("attention_chunk_size", "hybrid_block_size")  # of an attention that is not used
     return model_of(fields, "mimo_v2_flash", map(LayerSpec, _mixers(fields), blocks), eps=eps)
 
 
@@ -65,15 +64,15 @@ def _mixers(fields: Fields) -> list[Attention]:
     before = fields.count("sliding_window_size", fields.count("sliding_window", 129) - 1)
     heads = fields.divisor("num_key_value_heads", fields.count("num_attention_heads"))
     values = fields.count("v_head_dim", 128)
-    for key, known in (
-        ("swa_head_dim", width),
-        ("swa_v_head_dim", values),
-        ("swa_num_attention_heads", fields.count("num_attention_heads")),
-        ("add_swa_attention_sink_bias", True),
-        ("add_full_attention_sink_bias", False),
-    ):
-        if fields.get(key, known) != known:
-            raise fields.error(key, f"{known}, as published")
+    fields.fixed(
+        {
+            "swa_head_dim": width,
+            "swa_v_head_dim": values,
+            "swa_num_attention_heads": fields.count("num_attention_heads"),
+            "add_swa_attention_sink_bias": True,
+            "add_full_attention_sink_bias": False,
+        }
+    )
     more = {
         "value_dim": values,
         "value_scale": fields.number("attention_value_scale", 1.0),

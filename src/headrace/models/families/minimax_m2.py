@@ -54,11 +54,8 @@ _NO_PART = (
 
 def spec_from(fields: Fields) -> ModelSpec:
     """From a config as published."""
-    for key, known in _FIXED.items():
-        if fields.get(key, known) != known:
-            raise fields.error(key, str(known))
-    for key in _NO_PART:
-        fields.get(key)
+    fields.fixed(_FIXED)
+    fields.skip(*_NO_PART)
     head_dim = head_dim_of(fields)
     share = fields.count("rotary_dim", head_dim, high=head_dim) / head_dim
     rope = read_rope(fields, head_dim, theta=5_000_000.0, partial=share)

@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headrace.models.families.balanced import feed_forward_of, moe_of
+from headrace.models.families.common import stacked
 from headrace.models.families.deepseek import RULES, latent_model, latent_of
 from headrace.models.fields import Fields
 from headrace.models.spec import ModelSpec, Temperature
 from headrace.ops.table import Score
-from headrace.weights.names import Layout, NameMap, rule
+from headrace.weights.names import NameMap
 
-_E, _X = "layers.{layer}.mlp.experts", "layers.{layer}.experts"
 NAMES = NameMap(
     (
         *RULES,
-        rule(f"{_E}.gate_up_proj", f"{_X}.gate", f"{_X}.up", layouts=(Layout.HALVES,)),
-        rule(f"{_E}.down_proj", f"{_X}.down"),
+        *stacked("layers.{layer}.mlp.experts"),
     ),
     prefixes=("model.", "language_model.model.", "language_model.", "model.language_model."),
     skipped=tuple(

@@ -78,9 +78,7 @@ def spec_from(fields: Fields) -> ModelSpec:
         bias=fields.flag("use_bias", default=False),
         rate=fields.flag("decay_as_rate", default=False),
     )
-    for key, known in (("mamba_hidden_act", "silu"), ("mlp_hidden_act", "relu2")):
-        if fields.get(key, known) != known:
-            raise fields.error(key, known)
+    fields.fixed({"mamba_hidden_act": "silu", "mlp_hidden_act": "relu2"})
     attention = attention_of(fields, rope=None)
     shared = SharedExpert(fields.count("moe_shared_expert_intermediate_size"), gated=False)
     layers = {"M": LayerSpec(ssm, None), "*": LayerSpec(attention, None)}

@@ -14,6 +14,7 @@ from headrace.models.families.common import (
     head_dim_of,
     layers_of,
     model_of,
+    stacked,
     top_k_of,
 )
 from headrace.models.families.gguf import GGUF_RULES
@@ -39,13 +40,7 @@ NAMES = NameMap(
         *QK_NORM,
         *(rule(f"{_D}.in_proj_{n}.weight", f"{_L}.{n}") for n in ("qkv", "z", "b", "a")),
         *DELTA,
-        rule(
-            f"{_L}.mlp.experts.gate_up_proj",
-            f"{_L}.experts.gate",
-            f"{_L}.experts.up",
-            layouts=(Layout.HALVES,),
-        ),
-        rule(f"{_L}.mlp.experts.down_proj", f"{_L}.experts.down"),
+        *stacked(f"{_L}.mlp.experts"),
         *EXPERTS,
         *SHARED,
     ),
