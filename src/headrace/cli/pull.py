@@ -24,6 +24,7 @@ def pull(
     as_json: options.Json = False,
 ) -> None:
     """Download a model: only what is served. Stopped, it goes on with the same command."""
+    from headrace.models.registry import check_architecture  # noqa: PLC0415 start-up time
     from headrace.weights import hub  # noqa: PLC0415 start-up time
 
     reference = hub.Reference.parse(model)
@@ -34,7 +35,7 @@ def pull(
             fix="copy the name from the model's page",
         )
     with Meter("downloading") as meter:
-        folder = hub.pull(reference, home(), meter.show)
+        folder = hub.pull(reference, home(), meter.show, check_architecture)
     nbytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     if as_json:
         sys.stdout.write(json.dumps({"model": model, "path": str(folder), "bytes": nbytes}) + "\n")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from headrace.errors import CheckpointError
@@ -48,7 +49,14 @@ from headrace.models.families import (
 from headrace.models.families.gguf import GGUF_NAMES
 from headrace.models.fields import Fields
 from headrace.models.spec import ModelSpec
-from headrace.weights.checkpoint import GGUF, PUBLISHED, Checkpoint
+from headrace.weights.checkpoint import (
+    GGUF,
+    MAX_CONFIG_BYTES,
+    PUBLISHED,
+    Checkpoint,
+    read_json,
+)
+from headrace.weights.gguf_config import ARCHITECTURES
 from headrace.weights.names import NameMap
 
 
@@ -113,26 +121,41 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
+_TEXT = "_text"  # the language model within one whose name is served, too
+
+
 def family_of(checkpoint: Checkpoint) -> tuple[Family, ModelSpec]:
     """Raises CheckpointError for an architecture that is not supported, naming it and those that
     are.
     """
-    config = checkpoint.config
-    file = checkpoint.path / "config.json" if checkpoint.dialect != GGUF else checkpoint.path
-    where = str(file)
-    word = _word(config)
-    if not isinstance(word, str) or word not in FAMILIES:
-        shown = word if isinstance(word, str) else config.get("architectures")
-        raise CheckpointError(
-            f"{where}: architecture {shown!r} is not supported",
-            expected="one of " + ", ".join(sorted(FAMILIES)),
-            fix="choose a model of a supported architecture",
-        )
-    family = FAMILIES[word]
+    config, packed = checkpoint.config, checkpoint.dialect == GGUF
+    where = str(checkpoint.path if packed else checkpoint.path / "config.json")
+    family = _named(config, where, ARCHITECTURES if packed else FAMILIES)
     fields = Fields(_text_part(config), where)
     spec = family.spec_from(fields)
     fields.finish()
     return family, spec
+
+
+def check_architecture(folder: Path) -> None:
+    """Raises CheckpointError where the folder's config.json, if it has one, names an architecture
+    that is not supported: no weights need be there.
+    """
+    file = folder / "config.json"
+    if file.is_file():
+        _named(read_json(file, MAX_CONFIG_BYTES), str(file), FAMILIES)
+
+
+def _named(config: Mapping[str, Any], where: str, served: Iterable[str]) -> Family:
+    word = _word(config)
+    if isinstance(word, str) and word in FAMILIES:
+        return FAMILIES[word]
+    shown = word if isinstance(word, str) else config.get("architectures")
+    raise CheckpointError(
+        f"{where}: architecture {shown!r} is not supported",
+        expected="one of " + ", ".join(sorted(n for n in served if not n.endswith(_TEXT))),
+        fix="choose a model of a supported architecture",
+    )
 
 
 def _word(config: Mapping[str, Any]) -> Any:

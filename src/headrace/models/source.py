@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.errors import CheckpointError
 from headrace.models.facts import facts_of
 from headrace.models.needs import needs_of
-from headrace.models.registry import family_of
+from headrace.models.registry import check_architecture, family_of
 from headrace.models.spec import ModelSpec
 from headrace.planning.facts import ModelFacts
 from headrace.weights.checkpoint import CANONICAL, Checkpoint
@@ -46,7 +47,11 @@ class ModelSource:
 
 def open_model(path: Path) -> ModelSource:
     """Checks config and headers in full. Raises CheckpointError."""
-    checkpoint = open_checkpoint(path)
+    try:
+        checkpoint = open_checkpoint(path)
+    except CheckpointError:
+        check_architecture(path)  # who downloads what is missing should be served then
+        raise
     family, spec = family_of(checkpoint)
     needs = needs_of(spec)
     own = checkpoint.dialect == CANONICAL

@@ -31,7 +31,7 @@ _ENDS = frozenset(
 def layers_of(metadata: Mapping[str, Any], where: str) -> int:
     """Layers of the model itself, without those that predict further tokens."""
     keys = Keys(metadata, where)
-    if keys.architecture not in _ARCHITECTURES:
+    if keys.architecture not in ARCHITECTURES:
         return 1 << 30
     ahead = keys.get("nextn_predict_layers", 0)
     count = keys.count("block_count")
@@ -48,7 +48,7 @@ def config_of(metadata: Mapping[str, Any], tensors: Tensors, where: str) -> Conf
     An architecture that is not served is passed on by name: who asks for its family refuses it.
     """
     keys = Keys(metadata, where)
-    make = _ARCHITECTURES.get(keys.architecture)
+    make = ARCHITECTURES.get(keys.architecture)
     if make is None:
         return {"model_type": f"{keys.architecture} (GGUF)"}
     config = _common(keys, metadata, tensors, where) | make(keys, tensors)
@@ -289,7 +289,7 @@ def _qwen2(keys: Keys, tensors: Tensors) -> Config:
     }
 
 
-_ARCHITECTURES: Mapping[str, Callable[[Keys, Tensors], Config]] = {
+ARCHITECTURES: Mapping[str, Callable[[Keys, Tensors], Config]] = {
     DEEPSEEK2: deepseek2,
     "dots1": _dots1,
     GEMMA4: gemma4,

@@ -104,8 +104,14 @@ def pulled(reference: Reference, home: Path) -> Path | None:
     return folder if all(_is_done(folder, file) for file in note.files) else None
 
 
-def pull(reference: Reference, home: Path, progress: Progress | None = None) -> Path:
-    """Fetches what is missing; returns the folder.
+def pull(
+    reference: Reference,
+    home: Path,
+    progress: Progress | None = None,
+    look: Callable[[Path], None] | None = None,
+) -> Path:
+    """Fetches what is missing; returns the folder. `look` is called with it before the first
+    weights are fetched, and may raise: the small files are there then.
 
     Raises ConfigError for a reference that names nothing there, CheckpointError where the hub or
     the network fails, CapacityError where the disk is too small.
@@ -124,7 +130,10 @@ def pull(reference: Reference, home: Path, progress: Progress | None = None) -> 
         _check_room(folder, left)
         meter = _Meter(sum(f.nbytes for f in note.files), progress)
         meter.add(sum(f.nbytes for f in note.files) - sum(f.nbytes for f in left))
+        weights = next((file for file in left if not _BESIDE.fullmatch(file.name)), None)
         for file in left:
+            if look is not None and file is weights:
+                look(folder)
             _fetch(hub, note.commit, folder, file, meter)
         Note(note.repo, note.commit, note.files, whole=True).write(folder)
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,7 @@ from headrace.models.spec import (
     Yarn,
 )
 from headrace.ops.table import Activation, Score
-from headrace.weights.checkpoint import SafetensorsCheckpoint
+from headrace.weights.checkpoint import GGUF, SafetensorsCheckpoint
 
 # The keys and values that the published config.json files have (dimensions from the models' cards).
 QWEN3_30B: dict[str, Any] = {
@@ -316,6 +317,21 @@ def test_every_family_is_refused_by_name_when_its_config_is_empty() -> None:
     for word in FAMILIES:
         with pytest.raises(CheckpointError):
             spec_of({"model_type": word})
+
+
+def test_the_table_of_families_is_the_registry() -> None:
+    """README's rows name every family, and say which are served from safetensors alone."""
+    text = (Path(__file__).parents[3] / "README.md").read_text()
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|[^|]*\| (.*)\|$", text, re.MULTILINE)
+    told = {word: note for names, note in rows for word in re.findall(r"\w+", names)}
+    words = {word.removesuffix("_text") for word in FAMILIES}
+    assert told.keys() == words
+    packed = {
+        word.removesuffix("_text") for word, family in FAMILIES.items() if GGUF in family.names
+    }
+    # A GGUF file of this one names DeepSeek-V2 or V3 as its architecture.
+    packed.add("glm4_moe_lite")
+    assert {word for word, note in told.items() if "from safetensors" not in note} == packed
 
 
 def test_a_checkpoint_is_opened_and_its_read_started_without_torch(tmp_path: Path) -> None:

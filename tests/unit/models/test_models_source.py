@@ -95,6 +95,15 @@ def test_an_unknown_architecture(folder: Path, tmp_path: Path) -> None:
         open_model(path)
 
 
+def test_what_is_not_served_need_not_be_downloaded(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt9"}))
+    with pytest.raises(CheckpointError, match="'gpt9' is not supported"):
+        open_model(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral"}))
+    with pytest.raises(CheckpointError, match=r"no \.safetensors file"):
+        open_model(tmp_path)
+
+
 def test_a_config_of_another_size(folder: Path, tmp_path: Path) -> None:
     path = damaged(folder, tmp_path)
     config = json.loads((path / "config.json").read_text())

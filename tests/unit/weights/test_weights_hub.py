@@ -23,7 +23,7 @@ from headrace.weights.hub import HubFile, Note, Reference, chosen, pull, pulled
 RANDOM = os.urandom(5 << 20)
 FILES = {
     "README.md": b"text",
-    "config.json": b"{}",
+    "config.json": b'{"model_type": "mixtral"}',
     "tokenizer.json": b'{"a": 1}',
     "additional_chat_templates/tool_use.jinja": b"{{ x }}",
     "model-00001-of-00002.safetensors": RANDOM[: 3 << 20],
@@ -86,6 +86,23 @@ def test_a_part_is_gone_on_with(server: FakeHub, tmp_path: Path, *, ranges: bool
     assert (name, "bytes=1000001-") in server.asked
     assert held(folder) == {name: FILES[name] for name in SERVED}
     assert told[-1] == sum(len(FILES[name]) for name in SERVED)
+
+
+def test_small_files_are_looked_at_before_weights_are_fetched(
+    server: FakeHub, tmp_path: Path
+) -> None:
+    def refuse(folder: Path) -> None:
+        assert {f.name for f in folder.glob("*.json")} >= {"config.json", "tokenizer.json"}
+        raise CheckpointError("not served")
+
+    with pytest.raises(CheckpointError, match="not served"):
+        pull(WHOLE, tmp_path, look=refuse)
+    assert not any(
+        ".safetensors" in name for name in held(WHOLE.folder(tmp_path)) if "index" not in name
+    )
+    looked: list[Path] = []
+    assert pull(WHOLE, tmp_path, look=looked.append) == looked[0]
+    assert pull(WHOLE, tmp_path, look=refuse) == looked[0]
 
 
 def test_a_wrong_part_is_found_and_fetched_anew(server: FakeHub, tmp_path: Path) -> None:
