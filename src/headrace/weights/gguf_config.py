@@ -147,7 +147,11 @@ def _tokens(metadata: Mapping[str, Any]) -> Config:
     texts, kinds = (metadata.get(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type"))
     if isinstance(texts, list) and isinstance(kinds, list):
         paired = enumerate(zip(texts, kinds, strict=False))
-        ends += [i for i, (text, kind) in paired if kind in (_CONTROL, _USER) and text in _ENDS]
+        ends += [
+            i
+            for i, (text, kind) in paired
+            if kind in (_CONTROL, _USER) and isinstance(text, str) and text in _ENDS
+        ]
     first = metadata.get("tokenizer.ggml.bos_token_id")
     return {"eos_token_id": sorted(set(ends)), "bos_token_id": first}
 

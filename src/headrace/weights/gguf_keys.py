@@ -55,7 +55,8 @@ class Keys:
         """A whole number above 0; a list of one value for all layers counts as that value."""
         value = self.get(key, default)
         if isinstance(value, list) and value:
-            used = {n for n in value if n != 0}  # 0: a layer without attention
+            # 0: a layer without attention; what is no number is below 1.
+            used = {n if type(n) is int else -1 for n in value if n != 0}
             value = used.pop() if len(used) == 1 else None
         if type(value) is not int or not 0 < value < 1 << 40:
             raise self.error(key, "one whole number above 0")

@@ -155,8 +155,8 @@ def test_every_share_of_a_head_comes_back_whole(rotated: int) -> None:
 def test_tokens_that_end_an_answer() -> None:
     told = metadata_of("qwen3moe") | {
         "tokenizer.ggml.eot_token_id": 7,
-        "tokenizer.ggml.tokens": ["<|endoftext|>", "<|im_end|>", "x", "<|call|>"],
-        "tokenizer.ggml.token_type": [3, 3, 1, 1],
+        "tokenizer.ggml.tokens": ["<|endoftext|>", "<|im_end|>", "x", "<|call|>", ["</s>"]],
+        "tokenizer.ggml.token_type": [3, 3, 1, 1, 3],
     }
     assert config_of(told, tensors_of(), FILE)["eos_token_id"] == [0, 1, 2, 7]
 
@@ -168,6 +168,7 @@ def test_tokens_that_end_an_answer() -> None:
         ("qwen3moe", {"block_count": "4"}, "qwen3moe.block_count = '4'"),
         ("qwen3moe", {"attention__head_count": [8, 4, 8, 8]}, "attention.head_count"),
         ("qwen3moe", {"attention__value_length": 8}, "attention.value_length = 8"),
+        ("qwen3moe", {"expert_count": [[8]]}, "expert_count = [[8]]"),
         ("qwen3moe", {"attention__logit_softcapping": 30.0}, "logit_softcapping = 30.0 is not"),
         ("qwen3moe", {"rope__scaling__type": "longrope"}, "rope.scaling.type = 'longrope'"),
         ("qwen3moe", {"rope__freq_base": math.nan}, "rope.freq_base"),
