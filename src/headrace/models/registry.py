@@ -150,9 +150,9 @@ def _named(config: Mapping[str, Any], where: str, served: Iterable[str]) -> Fami
     word = _word(config)
     if isinstance(word, str) and word in FAMILIES:
         return FAMILIES[word]
-    shown = word if isinstance(word, str) else config.get("architectures")
+    shown = f"architecture {word!r}" if isinstance(word, str) else f"model_type = {word!r}"
     raise CheckpointError(
-        f"{where}: architecture {shown!r} is not supported",
+        f"{where}: {shown} is not supported",
         expected="one of " + ", ".join(sorted(n for n in served if not n.endswith(_TEXT))),
         fix="choose a model of a supported architecture",
     )

@@ -255,7 +255,7 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ["max_position_embeddings = 1000000000", "16777216"],
     ),
     "unknown": ({"model_type": "mamba9"}, ("'mamba9' is not supported", "mixtral, nemotron_h")),
-    "unnamed": ({"architectures": ["FooLM"]}, ("['FooLM'] is not supported",)),
+    "unnamed": ({"architectures": ["FooLM"]}, ("model_type = None is not supported",)),
     "not a word": ({"model_type": ["mixtral"]}, ("is not supported",)),
     "new flag": ({**MIXTRAL, "use_logit_softcap": 30.0}, ("use_logit_softcap = 30.0",)),
     "new flag in the text part": (text(use_sandwich=True), ("use_sandwich = True",)),

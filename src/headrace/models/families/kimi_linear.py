@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headrace.models.families.balanced import feed_forward_of, moe_of
-from headrace.models.families.common import BODY, FFN, KINDS, layers_of, model_of, per_expert
+from headrace.models.families.common import BODY, FFN, KINDS, layers_of, model_of
 from headrace.models.families.deepseek import LATENT, latent_of
+from headrace.models.families.mixtral import EXPERTS
 from headrace.models.fields import Fields
 from headrace.models.spec import ChannelDelta, LayerSpec, ModelSpec
 from headrace.weights.names import Layout, NameMap, rule
@@ -27,9 +28,8 @@ NAMES = NameMap(
         rule(f"{_A}.dt_bias", f"{_L}.dt_bias", layouts=(Layout.FLATTEN,)),
         rule(f"{_A}.o_norm.weight", f"{_L}.delta_norm"),
         *FFN,
-        *per_expert(f"{_B}.experts.{{expert}}", "w1", "w3", "w2"),
+        *EXPERTS,
         *(rule(f"{_B}.shared_experts.{n}_proj.weight", f"{_L}.shared.{n}") for n in KINDS),
-        rule(f"{_B}.gate.weight", f"{_L}.router"),
         rule(f"{_B}.gate.e_score_correction_bias", f"{_L}.correction_bias"),
     ),
     prefixes=("model.",),

@@ -15,8 +15,8 @@ from headrace.models.families.common import (
     head_dim_of,
     layers_of,
     model_of,
-    per_expert,
 )
+from headrace.models.families.mixtral import EXPERTS
 from headrace.models.fields import Fields, read_rope
 from headrace.models.spec import LayerSpec, ModelSpec, QkNorm
 from headrace.weights.names import NameMap, rule
@@ -27,8 +27,7 @@ NAMES = NameMap(
         *BODY,
         *ATTENTION,
         *QK_NORM,
-        *per_expert(f"{_M}.experts.{{expert}}", "w1", "w3", "w2"),
-        rule(f"{_M}.gate.weight", "layers.{layer}.router"),
+        *EXPERTS,
         rule(f"{_M}.e_score_correction_bias", "layers.{layer}.correction_bias"),
     ),
     prefixes=("model.",),

@@ -19,15 +19,12 @@ from headrace.models.spec import LayerSpec, ModelSpec, Moe
 from headrace.ops.table import Router
 from headrace.weights.names import NameMap, rule
 
-NAMES = NameMap(
-    (
-        *BODY,
-        *ATTENTION,
-        *per_expert("layers.{layer}.block_sparse_moe.experts.{expert}", "w1", "w3", "w2"),
-        rule("layers.{layer}.block_sparse_moe.gate.weight", "layers.{layer}.router"),
-    ),
-    prefixes=("model.",),
+_M = "layers.{layer}.block_sparse_moe"
+EXPERTS = (
+    *per_expert(f"{_M}.experts.{{expert}}", "w1", "w3", "w2"),
+    rule(f"{_M}.gate.weight", "layers.{layer}.router"),
 )
+NAMES = NameMap((*BODY, *ATTENTION, *EXPERTS), prefixes=("model.",))
 # Files of 2024 hold experts one by one.
 GGUF_NAMES = NameMap(
     (
