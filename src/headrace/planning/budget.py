@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from headrace.errors import CapacityError
-from headrace.planning.facts import ModelFacts
+from headrace.planning.facts import KvNeed, ModelFacts
 from headrace.planning.windows import window_bytes
 
 MIB = 1 << 20
@@ -141,10 +141,13 @@ def device_reserve(memory: int) -> int:
 
 def estimate_workspace(facts: ModelFacts, need: DeviceNeed) -> int:
     """Activations of the largest step in float32, with every part of every expert, and logits;
-    keys and values of its tokens in layers with a window, which are given back behind it."""
+    queries and results of each head where heads share latents; keys and values of its tokens in
+    layers with a window, which are given back behind it."""
+    # Two operations for each of their elements and each key.
+    latents = max((2 * need.work for need in facts.state if isinstance(need, KvNeed)), default=0)
     wide = 8 + 2 * max(facts.top_k, default=0)
     windows = sum(facts.window_elements().values()) * need.cache.element_bytes
-    step = need.step_tokens * (4 * facts.hidden * wide + windows)
+    step = need.step_tokens * (4 * facts.hidden * wide + latents + windows)
     return step + 4 * need.cache.sequences * facts.vocab
 
 

@@ -92,6 +92,15 @@ def test_a_cache_that_cannot_be(size: str) -> None:
         plan(**HYBRID, **{"experts.cache": size, "emulated.memory": "400MiB"})
 
 
+def test_heads_that_share_latents_take_workspace() -> None:
+    # Of a token: 16 heads' queries of 48 channels and results of 32, beside all else.
+    latent = KvNeed(48, 0, latent=32, work=2 * 16 * (48 + 32))
+    given = {"emulated.memory": "400MiB", "context": 2048}
+    model = facts(state=(latent,) * 4 + (None,))
+    more = plan(model, **given).memory.workspace - plan(**given).memory.workspace
+    assert more == 4 * 512 * 16 * (48 + 32)
+
+
 def test_the_memory_table_adds_up() -> None:
     made = plan(**{"emulated.memory": "400MiB", "context": 2048})
     memory, seats = made.memory, made.experts
