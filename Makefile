@@ -48,7 +48,8 @@ $(VENV)/.setup: $(VENV)/bin/python pyproject.toml constraints.txt $(NATIVE)
 
 $(VENV)/.dev: $(VENV)/.setup
 	@echo "installing the test tools"
-	@$(INSTALL) --editable '.[dev]'
+	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["dev"], sep="\n")' > $(VENV)/dev.txt
+	@$(INSTALL) --requirement $(VENV)/dev.txt
 	@scripts/suites || echo "the vendors' own tests of their clients could not be fetched: scripts/test skips them"
 	@touch $@
 
