@@ -318,6 +318,7 @@ def test_route(
         bias=0 if bias is None else bias.data_ptr(), groups=groups, keep_groups=keep,
         renormalize=renormalize, renorm_eps=1e-20, scale=2.5, ids=ids.data_ptr(),
         weights=weights.data_ptr(),
+        scales=0,
     )  # fmt: skip
     wanted, scores = route_reference(
         logits, bias, score=score, top_k=top_k, groups=groups, keep_groups=keep
@@ -338,7 +339,7 @@ def test_arguments_are_checked(pool: _native.Pool) -> None:
     with pytest.raises(ValueError, match="found top 5 of 4 experts; expected"):
         pool.route(
             logits=x.data_ptr(), tokens=1, experts=4, top_k=5, score=0, bias=0, groups=0,
-            keep_groups=0, renormalize=True, renorm_eps=0.0, scale=1.0, ids=0, weights=0,
+            keep_groups=0, renormalize=True, renorm_eps=0.0, scale=1.0, scales=0, ids=0, weights=0,
         )  # fmt: skip
     with pytest.raises(ValueError, match="found 3 rotated of 4; expected an even number"):
         pool.rope(x.data_ptr(), 1, 1, 4, 4, x.data_ptr(), x.data_ptr(), 3, False)
