@@ -23,6 +23,7 @@ from headrace.bench.load_sessions import Message
 LEAVES = 0.3  # of all requests are left before their end
 MOST_TURNS = 12  # then a conversation begins anew
 LENGTHS = (4, 20, 60)  # of answers, in tokens
+CHAT, JSON = "/v1/chat/completions", {"Content-Type": "application/json"}
 # More than a server keeps: answers, and words whose tokens the tokenizers library remembers.
 FILLED_ANSWERS, FILLED_WORDS = 5_000, 12_000
 
@@ -86,7 +87,7 @@ def _fill(target: Target, url: str, at_once: int) -> None:
     """Words of a user and of a prompt, which a tokenizer remembers apart; then long answers."""
     words = " ".join(_word(i) for i in range(FILLED_WORDS))
     said = {"model": target.model, "max_tokens": 1}
-    _send(url, "/v1/chat/completions", {**said, "messages": [{"role": "user", "content": words}]})
+    _send(url, CHAT, {**said, "messages": [{"role": "user", "content": words}]})
     _send(url, "/v1/completions", {**said, "prompt": words})
 
     def answer(number: int) -> None:
@@ -106,11 +107,9 @@ def _word(number: int) -> str:
 
 def _send(url: str, path: str, body: dict[str, Any]) -> None:
     """Whatever comes of it: words beyond the context are read before they are refused."""
-    parts = urlsplit(url)
-    assert parts.hostname is not None
-    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=120)
+    connection = _connection(url, timeout_s=120)
     try:
-        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        connection.request("POST", path, json.dumps(body), JSON)
         connection.getresponse().read()
     finally:
         connection.close()
@@ -118,13 +117,10 @@ def _send(url: str, path: str, body: dict[str, Any]) -> None:
 
 def _leave(url: str, body: dict[str, Any], rng: random.Random) -> None:
     """Sends a request, reads for a moment and hangs up; streaming or not."""
-    parts = urlsplit(url)
-    assert parts.hostname is not None
-    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=30)
+    connection = _connection(url)
     try:
         data = json.dumps({**body, "stream": rng.random() < 0.5})
-        headers = {"Content-Type": "application/json"}
-        connection.request("POST", "/v1/chat/completions", data, headers)
+        connection.request("POST", CHAT, data, JSON)
         time.sleep(rng.choice((0.0, 0.01, 0.1, 0.4)))
     except OSError:
         pass
@@ -136,9 +132,7 @@ def _rest(url: str, patience_s: float = 60.0) -> dict[str, Any]:
     """What an idle server still holds."""
     until = time.monotonic() + patience_s
     while True:
-        parts = urlsplit(url)
-        assert parts.hostname is not None
-        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=30)
+        connection = _connection(url)
         connection.request("GET", "/engine/status")
         engine = json.loads(connection.getresponse().read())["engine"]
         connection.close()
@@ -147,6 +141,12 @@ def _rest(url: str, patience_s: float = 60.0) -> dict[str, Any]:
         if not any(held.values()) or time.monotonic() > until:
             return {"left_behind": held, "requests": engine["requests"]}
         time.sleep(0.1)
+
+
+def _connection(url: str, timeout_s: float = 30) -> http.client.HTTPConnection:
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
 
 
 def _memory(seen: list[int]) -> dict[str, Any]:

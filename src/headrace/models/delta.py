@@ -27,8 +27,7 @@ class DeltaBlock:
         self._project = scope.linear(*first, *last)
         self._order = _order(spec) if spec.qkvz_by_head or spec.ba_by_head else None
         self._conv = scope.vector("conv")
-        stored = scope.vector("rate" if spec.rate else "a_log")
-        self._rate = stored.double() if spec.rate else decay_rate(stored)
+        self._rate = rate_of(scope, stored=spec.rate)
         self._dt_bias = scope.vector("dt_bias")
         self._norm = scope.vector("delta_norm")
         self._out = scope.linear("o")
@@ -64,6 +63,13 @@ class DeltaBlock:
         gate = z.as_strided((tokens, heads, values), (y_TN.stride(0), values, 1))
         out_THV = ops.gated_rms_norm(out_THV, gate, self._norm, self._eps)
         return ops.linear(out_THV.view(tokens, heads * values), self._out)
+
+
+def rate_of(scope: Scope, *, stored: bool) -> Tensor:
+    """-exp(A_log) of each head, float64: as it is `stored`, or computed."""
+    if stored:
+        return scope.vector("rate").double()
+    return decay_rate(scope.vector("a_log"))
 
 
 def _order(spec: DeltaRule) -> Tensor:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from headrace.models.delta import rate_of
 from headrace.models.spec import ModelSpec, Ssm
 from headrace.models.state import RecurrentPool
 from headrace.models.tensors import Scope
-from headrace.ops.activation.reference import decay_rate
 from headrace.ops.spans import Spans
 from headrace.ops.table import Gating, Ops
 
@@ -25,8 +25,7 @@ class SsmBlock:
         self._project = scope.linear("zxbcdt", bias=spec.bias)
         self._conv = scope.vector("conv")
         self._conv_bias = scope.vector("conv.bias") if spec.conv_bias else None
-        stored = scope.vector("rate" if spec.rate else "a_log")
-        self._rate = stored.double() if spec.rate else decay_rate(stored)
+        self._rate = rate_of(scope, stored=spec.rate)
         self._ones = torch.ones_like(self._rate)
         self._dt_bias = scope.vector("dt_bias")
         self._skip = scope.vector("skip")
