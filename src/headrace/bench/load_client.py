@@ -8,8 +8,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
 
+from headrace.address import Address
 from headrace.bench.load_dialects import DIALECTS, Answer
 from headrace.errors import ConfigError
 
@@ -45,12 +45,9 @@ class Target:
         dialect: str = "chat",
     ) -> None:
         """`dialect`: a name in DIALECTS. Raises ConfigError where nothing answers."""
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"--url {url}", expected="a URL such as http://127.0.0.1:8713")
+        self._address = Address.parse(url, "--url")
         if dialect not in DIALECTS:
             raise ConfigError(f"dialect {dialect!r}", expected="one of " + ", ".join(DIALECTS))
-        self._parts: SplitResult = parts
         self._dialect = DIALECTS[dialect]
         self._headers = {"Content-Type": "application/json", "anthropic-version": "2023-06-01"}
         if api_key:
@@ -58,13 +55,13 @@ class Target:
         self.model = model or self._first_model()
 
     def _first_model(self) -> str:
-        connection = self._connect(30)
+        connection = self._address.connect(30)
         try:
-            connection.request("GET", self._path("/v1/models"), headers=self._headers)
+            connection.request("GET", self._address.path("/v1/models"), headers=self._headers)
             return str(json.loads(connection.getresponse().read())["data"][0]["id"])
         except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
             raise ConfigError(
-                f"{self._parts.geturl()} does not list its models: {error}",
+                f"{self._address.base} does not list its models: {error}",
                 expected="a server of the OpenAI or the Anthropic API",
             ) from error
         finally:
@@ -82,11 +79,12 @@ class Target:
         """Streams one answer; what goes wrong is in `error`. `more`: fields of the dialect."""
         body = {**self._dialect.body(messages, tools, max_tokens), "model": self.model}
         reply, began = Reply(), time.perf_counter()
-        connection = self._connect(timeout_s)
+        connection = self._address.connect(timeout_s)
         last = began
         try:
             data = json.dumps({**body, **(more or {})})
-            connection.request("POST", self._path(self._dialect.path), data, self._headers)
+            path = self._address.path(self._dialect.path)
+            connection.request("POST", path, data, self._headers)
             answer = connection.getresponse()
             if answer.status != 200:
                 reply.error = f"{answer.status}: {answer.read(500).decode('utf-8', 'replace')}"
@@ -117,12 +115,16 @@ class Target:
             reply.last_s = at_s
         reply.error = reply.error or reply.answer.error
 
-    def _path(self, path: str) -> str:
-        prefix = self._parts.path.rstrip("/").removesuffix("/v1")
-        return prefix + path
-
-    def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        secure = self._parts.scheme == "https"
-        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        assert self._parts.hostname is not None
-        return kind(self._parts.hostname, self._parts.port, timeout=timeout_s)
+    def send(
+        self, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = 30
+    ) -> http.client.HTTPConnection:
+        """Asks for `path`, or posts `body` there; the caller takes the response, and closes."""
+        connection = self._address.connect(timeout_s)
+        data = None if body is None else json.dumps(body)
+        method = "GET" if body is None else "POST"
+        try:
+            connection.request(method, self._address.path(path), data, self._headers)
+        except BaseException:
+            connection.close()
+            raise
+        return connection

@@ -5,15 +5,14 @@ Clients hang up in the queue, while a prompt is read and while an answer is writ
 
 from __future__ import annotations
 
-import http.client
 import json
 import random
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from typing import Any
-from urllib.parse import urlsplit
 
 import psutil
 
@@ -23,14 +22,13 @@ from headrace.bench.load_sessions import Message
 LEAVES = 0.3  # of all requests are left before their end
 MOST_TURNS = 12  # then a conversation begins anew
 LENGTHS = (4, 20, 60)  # of answers, in tokens
-CHAT, JSON = "/v1/chat/completions", {"Content-Type": "application/json"}
+CHAT = "/v1/chat/completions"
 # More than a server keeps: answers, and words whose tokens the tokenizers library remembers.
 FILLED_ANSWERS, FILLED_WORDS = 5_000, 12_000
 
 
 def soak(
     target: Target,
-    url: str,
     *,
     seconds: float,
     conversations: int = 8,
@@ -45,7 +43,7 @@ def soak(
     that its memory has nothing left to fill.
     """
     if fill:
-        _fill(target, url, conversations)
+        _fill(target, conversations)
     until, counts = time.monotonic() + seconds, {"answers": 0, "left": 0, "errors": 0}
     lock = threading.Lock()
 
@@ -57,7 +55,7 @@ def soak(
             asked = [*messages, {"role": "user", "content": _words(rng, rng.choice((5, 40, 150)))}]
             most = rng.choice(LENGTHS)
             if rng.random() < LEAVES:
-                _leave(url, {"messages": asked, "max_tokens": most, "model": target.model}, rng)
+                _leave(target, {"messages": asked, "max_tokens": most, "model": target.model}, rng)
                 kind = "left"
             else:
                 reply = target.ask(asked, max_tokens=most, timeout_s=120)
@@ -76,19 +74,19 @@ def soak(
         if pid is not None:
             memory.append(psutil.Process(pid).memory_info().rss)
         time.sleep(min(1.0, seconds / 20))
-    return {**counts, "seconds": time.monotonic() - began, **_rest(url), **_memory(memory)}
+    return {**counts, "seconds": time.monotonic() - began, **_rest(target), **_memory(memory)}
 
 
 def _words(rng: random.Random, n: int) -> str:
     return " ".join(rng.choice(("water", "wheel", "stone", "mill", "runs")) for _ in range(n))
 
 
-def _fill(target: Target, url: str, at_once: int) -> None:
+def _fill(target: Target, at_once: int) -> None:
     """Words of a user and of a prompt, which a tokenizer remembers apart; then long answers."""
     words = " ".join(_word(i) for i in range(FILLED_WORDS))
     said = {"model": target.model, "max_tokens": 1}
-    _send(url, CHAT, {**said, "messages": [{"role": "user", "content": words}]})
-    _send(url, "/v1/completions", {**said, "prompt": words})
+    _send(target, CHAT, {**said, "messages": [{"role": "user", "content": words}]})
+    _send(target, "/v1/completions", {**said, "prompt": words})
 
     def answer(number: int) -> None:
         target.ask(
@@ -105,48 +103,29 @@ def _word(number: int) -> str:
     return "w" + "".join(chr(ord("a") + int(digit)) for digit in str(number))
 
 
-def _send(url: str, path: str, body: dict[str, Any]) -> None:
+def _send(target: Target, path: str, body: dict[str, Any]) -> None:
     """Whatever comes of it: words beyond the context are read before they are refused."""
-    connection = _connection(url, timeout_s=120)
-    try:
-        connection.request("POST", path, json.dumps(body), JSON)
+    with closing(target.send(path, body, timeout_s=120)) as connection:
         connection.getresponse().read()
-    finally:
-        connection.close()
 
 
-def _leave(url: str, body: dict[str, Any], rng: random.Random) -> None:
+def _leave(target: Target, body: dict[str, Any], rng: random.Random) -> None:
     """Sends a request, reads for a moment and hangs up; streaming or not."""
-    connection = _connection(url)
-    try:
-        data = json.dumps({**body, "stream": rng.random() < 0.5})
-        connection.request("POST", CHAT, data, JSON)
+    with suppress(OSError), closing(target.send(CHAT, {**body, "stream": rng.random() < 0.5})):
         time.sleep(rng.choice((0.0, 0.01, 0.1, 0.4)))
-    except OSError:
-        pass
-    finally:
-        connection.close()
 
 
-def _rest(url: str, patience_s: float = 60.0) -> dict[str, Any]:
+def _rest(target: Target, patience_s: float = 60.0) -> dict[str, Any]:
     """What an idle server still holds."""
     until = time.monotonic() + patience_s
     while True:
-        connection = _connection(url)
-        connection.request("GET", "/engine/status")
-        engine = json.loads(connection.getresponse().read())["engine"]
-        connection.close()
+        with closing(target.send("/engine/status")) as connection:
+            engine = json.loads(connection.getresponse().read())["engine"]
         names = ("running", "waiting", "kv_blocks_used", "state_slots_used")
         held = {name: engine[name] for name in names}
         if not any(held.values()) or time.monotonic() > until:
             return {"left_behind": held, "requests": engine["requests"]}
         time.sleep(0.1)
-
-
-def _connection(url: str, timeout_s: float = 30) -> http.client.HTTPConnection:
-    parts = urlsplit(url)
-    assert parts.hostname is not None
-    return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
 
 
 def _memory(seen: list[int]) -> dict[str, Any]:

@@ -249,7 +249,6 @@ def soak(
     def measure(progress: Progress) -> dict[str, Any]:
         return run(
             Target(url),
-            url,
             seconds=60 * minutes,
             conversations=conversations,
             pid=pid,

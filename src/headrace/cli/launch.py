@@ -16,11 +16,12 @@ from typing import Annotated, Any
 
 import typer
 
+from headrace.address import Address
 from headrace.cli import options
 from headrace.cli.agents import AGENTS, KEY_NAME, Agent, Endpoint, Setup, cloud_names
 from headrace.cli.ctl import WHERE, ApiKey, Server
 from headrace.cli.environment import home
-from headrace.cli.remote import Remote, split
+from headrace.cli.remote import Remote
 from headrace.errors import ConfigError
 
 SECRETS = (KEY_NAME, "ANTHROPIC_AUTH_TOKEN")
@@ -71,9 +72,7 @@ def _endpoint(server: str, api_key: str | None, model: str | None, context: int 
         served = _served(remote, server)
         model = model or served[0]
         context = context or served[1]
-    parts = split(server)
-    path = parts.path.rstrip("/").removesuffix("/v1")
-    return Endpoint(f"{parts.scheme}://{parts.netloc}{path}", model, context, api_key)
+    return Endpoint(Address.parse(server, "--server").base, model, context, api_key)
 
 
 def _served(remote: Remote, server: str) -> tuple[str, int]:

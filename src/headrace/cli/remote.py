@@ -6,23 +6,11 @@ import http.client
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
 
-from headrace.errors import ConfigError, DeviceError, HeadraceError, RequestError
+from headrace.address import Address
+from headrace.errors import DeviceError, HeadraceError, RequestError
 
 IDLE_S = 300  # longest silence of a server that sends signs of life
-
-
-def split(url: str) -> SplitResult:
-    """The parts of a server's URL, whose scheme may be left out. Raises ConfigError."""
-    try:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # a port that is none, half a pair of brackets
-        whole = None
-    if not whole:
-        raise ConfigError(f"--server {url}", expected="a URL such as http://127.0.0.1:8713")
-    return parts
 
 
 class Remote:
@@ -30,7 +18,7 @@ class Remote:
 
     def __init__(self, url: str, api_key: str | None) -> None:
         self._url = url
-        self._parts = split(url)
+        self._address = Address.parse(url, "--server")
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -72,15 +60,9 @@ class Remote:
     def _ask(
         self, method: str, path: str, body: dict[str, Any] | None
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        kind = (
-            http.client.HTTPSConnection
-            if self._parts.scheme == "https"
-            else http.client.HTTPConnection
-        )
-        connection = kind(self._parts.hostname or "", self._parts.port, timeout=IDLE_S)
-        prefix = self._parts.path.rstrip("/").removesuffix("/v1")
+        connection = self._address.connect(IDLE_S)
         data = None if body is None else json.dumps(body).encode()
-        connection.request(method, prefix + path, data, self._headers)
+        connection.request(method, self._address.path(path), data, self._headers)
         reply = connection.getresponse()
         if reply.status != 200:
             raise _refused(reply.status, reply.read())

@@ -173,7 +173,7 @@ def test_nothing_is_left_behind(slots: int, tmp_path: Path) -> None:
 
     numbers = {"sequences": 5, "kv_tokens": 20_000, "context": 8000, "state_slots": slots}
     with scripted_server(tmp_path, answer, pace=lambda _: 0.002, **numbers) as server:
-        result = soak(Target(server.url), server.url, seconds=12)
+        result = soak(Target(server.url), seconds=12)
         server.wait_idle()
         server.engine.check()
     assert result["errors"] == 0

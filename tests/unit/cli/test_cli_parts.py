@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from headrace.api.server import bind
+from headrace.bench.load_client import Target
 from headrace.cli import chat, destination, model, options
 from headrace.cli.environment import home, log_level
 from headrace.cli.main import main
@@ -315,3 +316,5 @@ def test_what_the_machine_refuses_is_no_fault_of_ours(error, said, monkeypatch, 
 def test_what_is_no_server_is_told(url: str) -> None:
     with pytest.raises(ConfigError, match="expected a URL such as"):
         Remote(url, None)
+    with pytest.raises(ConfigError, match=r"--url .*expected a URL such as"):
+        Target(url)
