@@ -139,6 +139,31 @@ inline void store_columns(const F32* v, int n, float* to) {
     }
 }
 
+// Columns [at, at + n) of a state, `width` to a row, as a dense block.
+inline void take_block(const float* state, int rows, int width, int at, int n, float* block) {
+    F32 v[kDeltaVectors];
+    for (int i = 0; i < rows; ++i) {
+        load_columns(state + static_cast<std::int64_t>(i) * width + at, n, v);
+        store_columns(v, Delta::kColumns, block + i * Delta::kColumns);
+    }
+}
+
+// And back.
+inline void put_block(const float* block, int rows, int width, int at, int n, float* state) {
+    F32 v[kDeltaVectors];
+    for (int i = 0; i < rows; ++i) {
+        load_columns(block + i * Delta::kColumns, Delta::kColumns, v);
+        store_columns(v, n, state + static_cast<std::int64_t>(i) * width + at);
+    }
+}
+
+// A head's matrix in a sequence's slot.
+template <class C>
+inline float* state_of(const C& c, int sequence, int head) {
+    return c.state + (static_cast<std::int64_t>(c.slots[sequence]) * c.value_heads + head) *
+                         c.key_dim * c.value_dim;
+}
+
 // Tokens [first, last), at most kTokens, on columns [at, at + n) of one head. Keys are prepared.
 inline void delta_block(const Delta& c, int head, float* state, std::int64_t first,
                         std::int64_t last, int at, int n, const float* keys, float* block) {
@@ -147,11 +172,7 @@ inline void delta_block(const Delta& c, int head, float* state, std::int64_t fir
     const bool copied = n < Delta::kColumns || last - first > 1;
     float* s = copied ? block : state + at;
     const std::int64_t stride = copied ? Delta::kColumns : c.value_dim;
-    if (copied)
-        for (int i = 0; i < c.key_dim; ++i) {
-            load_columns(state + static_cast<std::int64_t>(i) * c.value_dim + at, n, lanes);
-            store_columns(lanes, Delta::kColumns, block + i * Delta::kColumns);
-        }
+    if (copied) take_block(state, c.key_dim, c.value_dim, at, n, block);
     for (std::int64_t t = first; t < last; ++t, keys += key_floats(c)) {
         const std::int64_t gate = t * c.value_heads + head;
         load_columns(c.v + t * c.v_stride + head * c.value_dim + at, n, lanes);
@@ -165,11 +186,7 @@ inline void delta_block(const Delta& c, int head, float* state, std::int64_t fir
         }
         store_columns(out, n, c.out + gate * c.value_dim + at);
     }
-    if (copied)
-        for (int i = 0; i < c.key_dim; ++i) {
-            load_columns(block + i * Delta::kColumns, Delta::kColumns, lanes);
-            store_columns(lanes, n, state + static_cast<std::int64_t>(i) * c.value_dim + at);
-        }
+    if (copied) put_block(block, c.key_dim, c.value_dim, at, n, state);
 }
 
 inline void delta_piece(const Delta& c, int sequence, int head, int first, int last,
@@ -177,8 +194,7 @@ inline void delta_piece(const Delta& c, int sequence, int head, int first, int l
     float* block = reinterpret_cast<float*>(scratch);
     float* keys = block + static_cast<std::int64_t>(c.key_dim) * Delta::kColumns;
     const int key_head = c.tiled ? head % c.key_heads : head / (c.value_heads / c.key_heads);
-    float* state = c.state + (static_cast<std::int64_t>(c.slots[sequence]) * c.value_heads + head) *
-                                 c.key_dim * c.value_dim;
+    float* state = state_of(c, sequence, head);
     const std::int64_t end = c.offsets[sequence + 1];
     for (std::int64_t t = c.offsets[sequence]; t < end; t += Delta::kTokens) {
         const std::int64_t stop = end - t < Delta::kTokens ? end : t + Delta::kTokens;

@@ -53,11 +53,11 @@ inline void fill_strip(StripPanel& p, const Dot& d, const Tiles& tiles, int row,
 
 // Asks for what `fill_strip` will take.
 template <class C>
-inline void ask_for_strip(const Dot& d, const Tiles& tiles, int row, int from, int groups) {
+HEADRACE_INLINE void ask_for_strip(const Dot& d, const Tiles& tiles, int row, int from,
+                                   int groups) {
     for (int r = row; r < std::min(row + kStripRows, d.rows); ++r) {
         const C c(tiles.tile(r), tiles);
-        for (const std::byte *p = c.at(from), *end = c.at(from + groups); p < end; p += 64)
-            __builtin_prefetch(p);
+        ask_for(c.at(from), c.at(from + groups));
     }
 }
 

@@ -26,22 +26,22 @@ inline void ssm_token(float* s, std::int64_t stride, int key_dim, const float* b
     }
 }
 
+// Where a head's b and c begin in those of a token.
+inline std::int64_t group_at(const Ssm& c, int head) {
+    return static_cast<std::int64_t>(head / (c.value_heads / c.groups)) * c.key_dim;
+}
+
 // Tokens of a run on columns [at, at + n) of one head.
 inline void ssm_block(const Ssm& c, int sequence, int head, float* state, int at, int n,
                       float* block) {
     const std::int64_t first = c.offsets[sequence], last = c.offsets[sequence + 1];
-    const std::int64_t key =
-        static_cast<std::int64_t>(head / (c.value_heads / c.groups)) * c.key_dim;
+    const std::int64_t key = group_at(c, head);
     F32 x[kDeltaVectors], v[kDeltaVectors], out[kDeltaVectors];
     // A single token works on the state in place; a run, or a narrow block, on a dense copy.
     const bool copied = n < Ssm::kColumns || last - first > 1;
     float* s = copied ? block : state + at;
     const std::int64_t stride = copied ? Ssm::kColumns : c.value_dim;
-    if (copied)
-        for (int i = 0; i < c.key_dim; ++i) {
-            load_columns(state + static_cast<std::int64_t>(i) * c.value_dim + at, n, v);
-            store_columns(v, Ssm::kColumns, block + i * Ssm::kColumns);
-        }
+    if (copied) take_block(state, c.key_dim, c.value_dim, at, n, block);
     const F32 skip = F32::set1(c.skip[head]);
     for (std::int64_t t = first; t < last; ++t) {
         const std::int64_t gate = t * c.value_heads + head;
@@ -53,19 +53,14 @@ inline void ssm_block(const Ssm& c, int sequence, int head, float* state, int at
         for (int u = 0; u < kDeltaVectors; ++u) out[u] = fma(skip, x[u], out[u]);
         store_columns(out, n, c.out + gate * c.value_dim + at);
     }
-    if (copied)
-        for (int i = 0; i < c.key_dim; ++i) {
-            load_columns(block + i * Ssm::kColumns, Ssm::kColumns, v);
-            store_columns(v, n, state + static_cast<std::int64_t>(i) * c.value_dim + at);
-        }
+    if (copied) put_block(block, c.key_dim, c.value_dim, at, n, state);
 }
 
 // The one token of a run on twice as many columns: rows of a state are then read as they lie.
 inline void ssm_wide(const Ssm& c, std::int64_t t, int head, float* state, int at) {
     constexpr int V = 2 * kDeltaVectors;
     const std::int64_t gate = t * c.value_heads + head;
-    const std::int64_t key =
-        static_cast<std::int64_t>(head / (c.value_heads / c.groups)) * c.key_dim;
+    const std::int64_t key = group_at(c, head);
     const float* from = c.x + t * c.x_stride + head * c.value_dim + at;
     float* to = c.out + gate * c.value_dim + at;
     F32 v[V], out[V];
@@ -80,8 +75,7 @@ inline void ssm_wide(const Ssm& c, std::int64_t t, int head, float* state, int a
 inline void ssm_piece(const Ssm& c, int sequence, int head, int first, int last,
                       std::byte* scratch) {
     if (c.offsets[sequence] == c.offsets[sequence + 1]) return;
-    float* state = c.state + (static_cast<std::int64_t>(c.slots[sequence]) * c.value_heads + head) *
-                                 c.key_dim * c.value_dim;
+    float* state = state_of(c, sequence, head);
     const std::int64_t t = c.offsets[sequence];
     int at = first;
     if (c.offsets[sequence + 1] - t == 1)
