@@ -59,6 +59,21 @@ std::size_t tile_nbytes(int format, std::int64_t columns) {
     return headrace::tile_nbytes(format, columns);
 }
 
+void put_in_lanes(int format, Address rows, std::int64_t row_stride, std::int64_t count,
+                  std::int64_t columns, Address tiles, std::int64_t tile_stride) {
+    const auto nbytes = static_cast<std::int64_t>(tile_nbytes(format, columns));
+    if (!headrace::is_laned(format) || count < 1 || tile_stride < nbytes ||
+        row_stride < nbytes / headrace::kLaneRows)
+        throw std::invalid_argument("put_in_lanes: found format " + std::to_string(format) + ", " +
+                                    std::to_string(count) + " rows " + std::to_string(row_stride) +
+                                    " bytes apart, tiles " + std::to_string(tile_stride) +
+                                    "; expected a laned format, rows and tiles of " +
+                                    std::to_string(nbytes) + " bytes that do not overlap");
+    const nb::gil_scoped_release released;
+    headrace::put_in_lanes(format, at<std::byte>(rows), static_cast<std::size_t>(row_stride), count,
+                           columns, at<std::byte>(tiles), static_cast<std::size_t>(tile_stride));
+}
+
 void bind_weights(nb::module_& m) {
     nb::class_<Matrix>(m, "Matrix")
         .def(
@@ -199,6 +214,8 @@ NB_MODULE(_native, m) {
     });
     m.def("isas", &headrace::isas);
     m.def("tile_nbytes", &tile_nbytes, "format"_a, "columns"_a);
+    m.def("put_in_lanes", &put_in_lanes, "format"_a, "rows"_a, "row_stride"_a, "count"_a,
+          "columns"_a, "tiles"_a, "tile_stride"_a);
     bind_weights(m);
     nb::class_<Pool> pool(m, "Pool");
     bind_pool(pool);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -22,8 +23,10 @@ constexpr std::size_t kHiddenNbytes = std::size_t{256} << 20;  // h of one chunk
 int piece_rows(const DotKernel& kernel, int rows, int columns, int tokens, std::size_t row_nbytes,
                int wanted_pieces, int unit) {
     int n = kernel.tile_rows(columns);
-    if (tokens <= kernel.stream_tokens)
+    if (tokens <= kernel.stream_tokens) {
         n = std::max(static_cast<int>(kPieceNbytes / row_nbytes), kLeastStreamRows);
+        unit = std::lcm(unit, kernel.stream_rows);
+    }
     n = std::min(n, (rows + wanted_pieces - 1) / wanted_pieces);
     return std::max(unit, n / unit * unit);
 }

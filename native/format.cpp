@@ -1,5 +1,8 @@
 #include "format.hpp"
 
+#include <algorithm>
+#include <cstring>
+
 namespace headrace {
 namespace {
 
@@ -41,6 +44,22 @@ GgmlBlock ggml_block(int kind) {
     }
 }
 
+// One tile, of `count` rows. `kHead` bytes of a block are its scale.
+template <std::size_t kHead, std::size_t kCodes>
+void put_tile(const std::byte* rows, std::size_t stride, std::size_t count, std::size_t groups,
+              std::byte* tile) {
+    for (std::size_t g = 0; g < groups; ++g) {
+        std::byte* codes = tile + kLaneRows * kHead;
+        for (std::size_t r = 0; r < count; ++r) {
+            const std::byte* block = rows + r * stride + g * (kHead + kCodes);
+            std::memcpy(tile + r * kHead, block, kHead);
+            for (std::size_t i = 0; i < kCodes; i += 4)
+                std::memcpy(codes + i * kLaneRows + r * 4, block + kHead + i, 4);
+        }
+        tile += kLaneRows * (kHead + kCodes);
+    }
+}
+
 // What `columns` must be a multiple of.
 int multiple_of(int format) {
     const int kind = kind_of(format);
@@ -69,7 +88,9 @@ std::size_t tile_nbytes(int format, std::int64_t columns) {
     const auto n = static_cast<std::size_t>(columns);
     if (kind < kFloats) return n * format_nbytes(format);
     const GgmlBlock block = ggml_block(kind);
-    if (block.columns > 0) return n / static_cast<std::size_t>(block.columns) * block.nbytes;
+    if (block.columns > 0)
+        return n / static_cast<std::size_t>(block.columns) * block.nbytes *
+               static_cast<std::size_t>(tile_rows(format));
     if (is_ordered(format))
         return 2 * n + kOrderedRows * tile_nbytes(plain_format(format), columns);
     if (kind == kFP8Row) return sizeof(float) + n;
@@ -86,6 +107,21 @@ std::size_t tile_nbytes(int format, std::int64_t columns) {
             return sizeof(float) + groups + n / 2;
         default:
             return groups * (has_zeros(format) ? 3 : 2) + n / 2;
+    }
+}
+
+void put_in_lanes(int format, const std::byte* rows, std::size_t row_stride, std::int64_t count,
+                  std::int64_t columns, std::byte* tiles, std::size_t tile_stride) {
+    const int kind = kind_of(format);
+    const auto put = kind == kQ4_0   ? put_tile<2, 16>
+                     : kind == kQ8_0 ? put_tile<2, 32>
+                                     : put_tile<1, 16>;
+    const auto all = static_cast<std::size_t>(count),
+               groups = static_cast<std::size_t>(columns) / 32;
+    for (std::size_t r = 0; r < all; r += kLaneRows, tiles += tile_stride) {
+        const std::size_t n = std::min<std::size_t>(kLaneRows, all - r);
+        if (n < kLaneRows) std::memset(tiles, 0, tile_nbytes(format, columns));
+        put(rows + r * row_stride, row_stride, n, groups, tiles);
     }
 }
 

@@ -22,7 +22,7 @@ enum Format : int {
     kNVFP4,               // float32 scale; E4M3 per group; E2M1 likewise
     kInt4F16,             // float16 per group; zero points (a byte each) if any; nibbles likewise
     kInt4BF16,            // the same with bfloat16
-    kQ4_0,                // from here on: ggml's own blocks, one after another
+    kQ4_0,                // from here on: ggml's own blocks, one after another, but see kLaneRows
     kQ5_0,
     kQ8_0,
     kQ2_K,
@@ -46,8 +46,16 @@ inline constexpr bool has_zeros(int format) { return ((format >> 24) & 1) != 0; 
 inline constexpr bool is_ordered(int format) {
     return kind_of(format) == kInt4F16Ordered || kind_of(format) == kInt4BF16Ordered;
 }
+// Tile of 16 rows: for each 32 columns the scale of every row, then of every row four bytes of
+// codes, and the next four.
+inline constexpr bool is_laned(int format) {
+    const int kind = kind_of(format);
+    return kind == kQ4_0 || kind == kQ8_0 || kind == kGgmlMXFP4;
+}
 inline constexpr int kOrderedRows = 64, kMostOrdered = 1 << 16;  // of a tile; columns
+inline constexpr int kLaneRows = 16;
 inline constexpr int tile_rows(int format) {
+    if (is_laned(format)) return kLaneRows;
     return kind_of(format) == kFP8Block ? 8 : is_ordered(format) ? kOrderedRows : 1;
 }
 // Of the rows behind an order.
@@ -61,6 +69,10 @@ inline constexpr std::size_t format_nbytes(int format) { return format == kF32 ?
 std::string format_fault(int format, std::int64_t columns);
 // Bytes of a tile of `columns`, without what may lie between tiles.
 std::size_t tile_nbytes(int format, std::int64_t columns);
+// Rows of blocks, as GGUF has them, into tiles of a laned format. The last tile is filled up with
+// zeros.
+void put_in_lanes(int format, const std::byte* rows, std::size_t row_stride, std::int64_t count,
+                  std::int64_t columns, std::byte* tiles, std::size_t tile_stride);
 
 // Rows of one matrix where they lie.
 struct Tiles {

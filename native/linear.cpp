@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -55,11 +56,13 @@ namespace {
 int rows_per_piece(const Pool& pool, const DotKernel& kernel, const Matrix& w,
                    const Matrix::Part& part, int tokens) {
     int rows = kernel.tile_rows(w.columns);
-    if (tokens <= kernel.stream_tokens)
+    int unit = std::max(8, tile_rows(part.format));
+    if (tokens <= kernel.stream_tokens) {
         rows = static_cast<int>(kPieceNbytes / part.stride) * tile_rows(part.format);
+        unit = std::lcm(unit, kernel.stream_rows);
+    }
     const int share = (w.rows + 4 * pool.threads() - 1) / (4 * pool.threads());
     rows = std::min(rows, share);
-    const int unit = std::max(8, tile_rows(part.format));
     return std::max(unit, rows / unit * unit);
 }
 

@@ -91,6 +91,8 @@ struct DotKernel {
     std::size_t (*scratch_nbytes)(int rows, int columns, int tokens);
     // Rows that one piece should have where they meet many tokens: their tile stays in L2.
     int (*tile_rows)(int columns);
+    // Pieces that meet few tokens are multiples of so many rows, so that all streams are long.
+    int stream_rows = 8;
 };
 
 // gate[i] = act(gate[i], up[i]); the numbers of `activation` are those of ExpertLayer.

@@ -25,8 +25,13 @@
 
 #include "kernels/fixed_blocks.inl"
 
-// Many tokens with them.
+// Readers of rows.
 #include "kernels/codes.inl"
+
+// Formats of tiles.
+#include "kernels/lanes.inl"
+
+// Many tokens with them.
 #include "kernels/fixed_panels.inl"
 
 // More formats for few tokens and many.

@@ -96,16 +96,6 @@ struct CodesBlocks32 {
     float scale(int g, int) const { return half_fast(at(g)); }
 };
 
-struct CodesQ8_0 : CodesBlocks32<34> {
-    using CodesBlocks32::CodesBlocks32;
-    V32 codes(int g) const { return load32(at(g) + 2); }
-};
-
-struct CodesQ4_0 : CodesBlocks32<18> {
-    using CodesBlocks32::CodesBlocks32;
-    V32 codes(int g) const { return sub8(nibble_halves(load16(at(g) + 2)), each8(8)); }
-};
-
 // 32 columns of Q5_0: a fifth bit that is not set is 16 less.
 inline V32 q5_0_codes(const std::byte* b) {
     const V32 bits = lookup(each32(load_as<std::int32_t>(b + 2)),
@@ -124,12 +114,6 @@ struct CodesQ5_0 : CodesBlocks32<22> {
 struct CodesIQ4_NL : CodesBlocks32<18> {
     using CodesBlocks32::CodesBlocks32;
     V32 codes(int g) const { return stepped(iq4_table(), nibble_halves(load16(at(g) + 2))); }
-};
-
-struct CodesGgmlMXFP4 : CodesBlocks32<17> {
-    using CodesBlocks32::CodesBlocks32;
-    V32 codes(int g) const { return stepped(e2m1_twice(), nibble_halves(load16(at(g) + 1))); }
-    float scale(int g, int) const { return 0.5f * float_from_e8m0(at(g)[0]); }
 };
 
 // ggml's blocks of 256 columns.
@@ -282,24 +266,6 @@ inline void unpack_codes(const Tiles& t, int row, float* to) {
             }
         }
     }
-}
-
-inline void put_codes(KernelTable& t) {
-    put_unpacked<unpack_codes<CodesMXFP4, unpack_mxfp4>>(t, kMXFP4);
-    put_unpacked<unpack_codes<CodesNVFP4, unpack_nvfp4>>(t, kNVFP4);
-    put_unpacked<unpack_codes<CodesInt4<false>, unpack_int4<false>>>(t, kInt4F16);
-    put_unpacked<unpack_codes<CodesInt4<true>, unpack_int4<true>>>(t, kInt4BF16);
-    put_unpacked<unpack_codes<CodesQ4_0, unpack_q4_0>>(t, kQ4_0);
-    put_unpacked<unpack_codes<CodesQ5_0, unpack_q5_0>>(t, kQ5_0);
-    put_unpacked<unpack_codes<CodesQ8_0, unpack_q8_0>>(t, kQ8_0);
-    put_unpacked<unpack_codes<CodesQ2_K, unpack_q2_k>>(t, kQ2_K);
-    put_unpacked<unpack_codes<CodesQ3_K, unpack_q3_k>>(t, kQ3_K);
-    put_unpacked<unpack_codes<CodesK<144, false>, unpack_q4_k>>(t, kQ4_K);
-    put_unpacked<unpack_codes<CodesK<176, true>, unpack_q5_k>>(t, kQ5_K);
-    put_unpacked<unpack_codes<CodesQ6_K, unpack_q6_k>>(t, kQ6_K);
-    put_unpacked<unpack_codes<CodesIQ4_NL, unpack_iq4_nl>>(t, kIQ4_NL);
-    put_unpacked<unpack_codes<CodesIQ4_XS, unpack_iq4_xs>>(t, kIQ4_XS);
-    put_unpacked<unpack_codes<CodesGgmlMXFP4, unpack_ggml_mxfp4>>(t, kGgmlMXFP4);
 }
 
 }  // namespace headrace::HEADRACE_ISA

@@ -1,4 +1,4 @@
-// Formats for `fixed_rows` whose groups have vectors of their own: Q8_0 and ggml's blocks of 256.
+// Q6_K for `fixed_rows`, and what formats share whose groups have vectors of their own.
 //
 // Activations are of kEvensInput.
 
@@ -33,28 +33,6 @@ HEADRACE_INLINE void add_codes(const C& c, const FixedRow (&x)[T], int xb, F8 (&
     });
     for (int t = 0; t < T; ++t) sum[t] = add(sum[t], add(part[t][0], part[t][1]));
 }
-
-struct FixedQ8_0 : FixedBlocks32<34> {
-    static constexpr Input kInput = kEvensInput;
-    static constexpr bool kOffset = false;
-    using FixedBlocks32::FixedBlocks32;
-    FixedQ8_0 tail(std::byte* copy, int b, int groups) const {
-        return copy_tail(copy, b, groups), FixedQ8_0(copy);
-    }
-    struct Block {
-        const std::byte* q;
-        F8 w;
-        template <int g>
-        Codes group() const {
-            return Codes::plain(load32(q + g * 34));
-        }
-        EightScales scales(const float* x) const { return eight_scales(w, x); }
-    };
-    template <int T>
-    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, F8 (&sum)[T], F8 (&)[T]) const {
-        add_codes(Block{block(b) + 2, floats_of_f16(gathered_halves<34>(block(b)))}, x, xb, sum);
-    }
-};
 
 // Q6_K: 16 columns share a signed scale of 8 bits.
 struct FixedQ6_K {
@@ -101,14 +79,11 @@ struct FixedQ6_K {
     float whole() const { return 1.0f / Codes::kTimes; }
 };
 
-struct TwoRows {
+template <>
+struct Habits<FixedQ6_K> {
     using Row = FixedRow;
     static constexpr int kRows = 2;
 };
-template <>
-struct Habits<FixedQ8_0> : TwoRows {};
-template <>
-struct Habits<FixedQ6_K> : TwoRows {};
 
 inline void put_fixed_inputs(KernelTable& t) {
     t.put[kEvensInput] = put_fixed<kEvensInput>;

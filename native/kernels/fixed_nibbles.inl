@@ -292,19 +292,6 @@ struct Block32 {
     PerGroup scales(const float* x) const { return {mul(w, load_floats(x))}; }
 };
 
-struct FixedQ4_0 : FixedBlocks32<18> {
-    static constexpr bool kOffset = false;
-    using FixedBlocks32::FixedBlocks32;
-    FixedQ4_0 tail(std::byte* copy, int b, int groups) const {
-        return copy_tail(copy, b, groups), FixedQ4_0(copy);
-    }
-    template <int T>
-    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, F8 (&sum)[T], F8 (&)[T]) const {
-        const F8 w = floats_of_f16(gathered_halves<18>(block(b)));
-        add_lanes<PlainCodes>(EightGroups(block(b) + 2, 18), w, same(8.0f), x, xb, sum);
-    }
-};
-
 struct FixedIQ4_NL : FixedBlocks32<18> {
     static constexpr bool kOffset = false;
     using FixedBlocks32::FixedBlocks32;
@@ -316,19 +303,6 @@ struct FixedIQ4_NL : FixedBlocks32<18> {
         add_nibbles(
             Block32<iq4_steps, 18>{block(b) + 2, floats_of_f16(gathered_halves<18>(block(b)))}, x,
             xb, sum);
-    }
-};
-
-struct FixedGgmlMXFP4 : FixedBlocks32<17> {
-    static constexpr bool kOffset = false;
-    using FixedBlocks32::FixedBlocks32;
-    FixedGgmlMXFP4 tail(std::byte* copy, int b, int groups) const {
-        return copy_tail(copy, b, groups), FixedGgmlMXFP4(copy);
-    }
-    template <int T>
-    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, F8 (&sum)[T], F8 (&)[T]) const {
-        const V32 e = bits_and(words_of_halves(gathered_halves<17>(block(b))), each32(255));
-        add_steps(EightGroups(block(b) + 1, 17), e8m0_eight(e), x, xb, sum);
     }
 };
 

@@ -32,6 +32,10 @@ inline void put_scales(StripPanel& p, const std::array<C, 8>& c, int from, int g
     }
 }
 
+// Formats whose rows lie in lanes (kernels/lanes.inl).
+template <class C>
+concept Laned = requires { C::kGroupNbytes; };
+
 // Groups [from, from + groups) of rows [row, row + kStripRows); past the last row, that one again.
 template <class C, Input kInput>
 inline void fill_strip(StripPanel& p, const Dot& d, const Tiles& tiles, int row, int from,
@@ -51,6 +55,22 @@ inline void fill_strip(StripPanel& p, const Dot& d, const Tiles& tiles, int row,
     }
 }
 
+// Words of four columns are what steps are made of.
+template <Laned C, Input>
+inline void fill_strip(StripPanel& p, const Dot& d, const Tiles& tiles, int row, int from,
+                       int groups) {
+    for (int eight = 0; eight < kStripRows; eight += 8) {
+        const int first = row + eight, half = first % kLaneRows / 8;
+        const std::byte* group = C::group(tiles, std::min(first, d.rows - 1), from);
+        for (int g = 0; g < groups; ++g, group += C::kGroupNbytes) {
+            store_floats(&p.scale[g][0][eight], C::scales(group, half));
+            V32 words[8];
+            C::words(group, half, words);
+            put_words(words, p.q[g], eight);
+        }
+    }
+}
+
 // Asks for what `fill_strip` will take.
 template <class C>
 HEADRACE_INLINE void ask_for_strip(const Dot& d, const Tiles& tiles, int row, int from,
@@ -59,6 +79,12 @@ HEADRACE_INLINE void ask_for_strip(const Dot& d, const Tiles& tiles, int row, in
         const C c(tiles.tile(r), tiles);
         ask_for(c.at(from), c.at(from + groups));
     }
+}
+template <Laned C>
+HEADRACE_INLINE void ask_for_strip(const Dot& d, const Tiles& tiles, int row, int from,
+                                   int groups) {
+    for (int r = row; r < std::min(row + kStripRows, d.rows); r += kLaneRows)
+        ask_for(C::group(tiles, r, from), C::group(tiles, r, from + groups));
 }
 
 // T tokens: sums[t * kStripRows] += the panel's products.
@@ -149,6 +175,25 @@ inline std::size_t many_scratch_nbytes(int rows, int columns, int tokens) {
     return std::max(strips_scratch_nbytes(tokens), fixed_scratch_nbytes(rows, columns, tokens));
 }
 
+template <Laned F>
+void lanes_run(const Dot& d) {
+    if (d.tokens == 1) return lanes_run_of<F, 1>(d);
+    if (d.tokens == 2) return lanes_run_of<F, 2>(d);
+    if (d.tokens == 3) return lanes_run_of<F, 3>(d);
+    strips_run<F, F::kInput>(d);
+}
+
+inline std::size_t lanes_scratch_nbytes(int, int, int tokens) {
+    return strips_scratch_nbytes(tokens);
+}
+
+template <Laned F>
+inline void put_lanes(KernelTable& t, int kind) {
+    t.fast[kind] = {F::kInput,        kTileTokens,
+                    lanes_run<F>,     lanes_scratch_nbytes,
+                    strips_tile_rows, F::kStreams * kLaneRows};
+}
+
 template <class F, class C, void (*kUnpack)(const Tiles&, int, float*)>
 inline void put_many(KernelTable& t, int kind) {
     t.fast[kind] = {F::kInput, kTileTokens, many_run<F, C, kUnpack>, many_scratch_nbytes,
@@ -160,10 +205,10 @@ inline void put_panel_kernels(KernelTable& t) {
     put_many<FixedNVFP4, CodesNVFP4, unpack_nvfp4>(t, kNVFP4);
     put_many<FixedInt4<false>, CodesInt4<false>, unpack_int4<false>>(t, kInt4F16);
     put_many<FixedInt4<true>, CodesInt4<true>, unpack_int4<true>>(t, kInt4BF16);
-    put_many<FixedQ8_0, CodesQ8_0, unpack_q8_0>(t, kQ8_0);
-    put_many<FixedQ4_0, CodesQ4_0, unpack_q4_0>(t, kQ4_0);
+    put_lanes<LanesQ8_0>(t, kQ8_0);
+    put_lanes<LanesQ4_0>(t, kQ4_0);
+    put_lanes<LanesMXFP4>(t, kGgmlMXFP4);
     put_many<FixedIQ4_NL, CodesIQ4_NL, unpack_iq4_nl>(t, kIQ4_NL);
-    put_many<FixedGgmlMXFP4, CodesGgmlMXFP4, unpack_ggml_mxfp4>(t, kGgmlMXFP4);
     put_many<PlanesK<144, false>, CodesK<144, false>, unpack_q4_k>(t, kQ4_K);
     put_many<PlanesK<176, true>, CodesK<176, true>, unpack_q5_k>(t, kQ5_K);
     put_many<FixedQ6_K, CodesQ6_K, unpack_q6_k>(t, kQ6_K);

@@ -11,8 +11,23 @@ inline void each_block(const Tiles& t, int row, float* to, Fn&& fn) {
     for (int k = 0; k < t.columns; k += kColumns, block += kNbytes) fn(block, to + k);
 }
 
+// The same where 16 rows lie in lanes: each block of a row is put together first.
+template <int kHead, int kCodes, class Fn>
+inline void each_laned_block(const Tiles& t, int row, float* to, Fn&& fn) {
+    const std::byte* group = t.tile(row);
+    const int r = row % kLaneRows;
+    std::byte block[kHead + kCodes];
+    for (int k = 0; k < t.columns; k += 32, group += kLaneRows * (kHead + kCodes)) {
+        std::memcpy(block, group + r * kHead, kHead);
+        const std::byte* codes = group + kLaneRows * kHead + r * 4;
+        for (int i = 0; i < kCodes; i += 4)
+            std::memcpy(block + kHead + i, codes + i * kLaneRows, 4);
+        fn(block, to + k);
+    }
+}
+
 inline void unpack_q4_0(const Tiles& t, int row, float* to) {
-    each_block<32, 18>(t, row, to, [](const std::byte* b, float* y) {
+    each_laned_block<2, 16>(t, row, to, [](const std::byte* b, float* y) {
         const float d = half_at(b);
         for (int i = 0; i < 16; ++i) {
             const int q = byte_at(b, 2 + i);
@@ -62,7 +77,7 @@ inline void unpack_q5_1(const Tiles& t, int row, float* to) {
 }
 
 inline void unpack_q8_0(const Tiles& t, int row, float* to) {
-    each_block<32, 34>(t, row, to, [](const std::byte* b, float* y) {
+    each_laned_block<2, 32>(t, row, to, [](const std::byte* b, float* y) {
         const float d = half_at(b);
         for (int i = 0; i < 32; ++i)
             y[i] = static_cast<float>(static_cast<std::int8_t>(b[2 + i])) * d;
@@ -195,7 +210,7 @@ inline void unpack_iq4_xs(const Tiles& t, int row, float* to) {
 }
 
 inline void unpack_ggml_mxfp4(const Tiles& t, int row, float* to) {
-    each_block<32, 17>(t, row, to, [](const std::byte* b, float* y) {
+    each_laned_block<1, 16>(t, row, to, [](const std::byte* b, float* y) {
         const float scale = float_from_e8m0(b[0]);
         for (int i = 0; i < 16; ++i) {
             const int q = byte_at(b, 1 + i);

@@ -73,15 +73,43 @@ struct Nibbles {
     }
 };
 
-// Codes below 128 with h and l of the activations, a lane for each group.
+// Nothing needs to be kept (products_x86.inl).
+HEADRACE_INLINE void keep(const V32&) {}
+
+// 32 bits of memory in every lane.
+HEADRACE_INLINE V32 each_from(const void* p) {
+    std::int32_t word;
+    std::memcpy(&word, p, sizeof word);
+    return each32(word);
+}
+
+// Codes below 128 with h and l of the activations, a lane for each group, or for each row of one.
 struct LaneSums {
     static constexpr bool kNarrow = false;
     V32 h = no_bits(), l = no_bits();
+    struct X {
+        V32 h, l;
+    };
+    // Four columns, the same for every row.
+    static HEADRACE_INLINE X columns(const std::int8_t* x) {
+        return {each_from(x), each_from(x + 32)};
+    }
+    HEADRACE_INLINE void add(V32 codes, const X& x) {
+        h = add_fours(h, codes, x.h);
+        l = add_fours(l, codes, x.l);
+    }
     HEADRACE_INLINE void add(V32 codes, const std::int8_t* x) {
         h = add_fours(h, codes, load32(x));
         l = add_fours(l, codes, load32(x + 32));
     }
     HEADRACE_INLINE V32 whole() const { return add32(left32(h, 8), l); }
+};
+
+// Signed bytes of codes, four columns of eight rows, with the integers of a group (kEvensInput).
+struct WordSums : LaneSums {
+    static HEADRACE_INLINE X columns(const std::int16_t* group, int word) {
+        return LaneSums::columns(reinterpret_cast<const std::int8_t*>(group) + 4 * word);
+    }
 };
 
 // sum + (c x + c1 x1) scale.
@@ -120,6 +148,17 @@ struct Ints {
 };
 inline constexpr int kPanelSteps = 4, kStepColumns = 8;  // of a group
 
+// 32 columns of eight rows, four in each lane.
+template <int kStep>
+inline void put_words(const V32 (&words)[8], PanelCode (*to)[kStep], int row) {
+    for (int i = 0; i < 4; ++i) {
+        PanelCode* at = to[i] + row * 8;
+        const V32 a = words[2 * i], b = words[2 * i + 1];
+        store32(at, {zip32_low(a.low, b.low), zip32_high(a.low, b.low)});
+        store32(at + 32, {zip32_low(a.high, b.high), zip32_high(a.high, b.high)});
+    }
+}
+
 // Eight rows of 32 columns.
 template <int kStep>
 inline void put_eight_rows(const V32 (&r)[8], PanelCode (*to)[kStep], int row) {
@@ -149,6 +188,12 @@ struct Ints {
 };
 
 inline constexpr int kPanelSteps = 8, kStepColumns = 4;  // of a group
+
+// 32 columns of eight rows, four in each lane.
+template <int kStep>
+inline void put_words(const V32 (&words)[8], PanelCode (*to)[kStep], int row) {
+    for (int i = 0; i < 8; ++i) store32(to[i] + row * 4, words[i]);
+}
 
 // Four columns of four rows next to each other.
 HEADRACE_INLINE void put_four_rows(V16 a, V16 b, V16 c, V16 d, PanelCode* to, std::size_t step) {

@@ -103,38 +103,10 @@ struct Nibbles {
     }
 };
 
-// Unsigned bytes of codes with h and l of the activations, a lane for each group. kNarrow: of 16
-// bits each, which eight vectors fill.
-struct LaneSums {
-    V32 h = no_bits(), l = no_bits();
-#if defined(HEADRACE_VNNI)
-    static constexpr bool kNarrow = false;
-    HEADRACE_INLINE void add(V32 codes, const std::int8_t* x) {
-        h = add_fours(h, codes, load32(x));
-        l = add_fours(l, codes, load32(x + 32));
-    }
-    HEADRACE_INLINE V32 whole() const { return add32(left32(h, 8), l); }
-#else
-    static constexpr bool kNarrow = true;
-    HEADRACE_INLINE void add(V32 codes, const std::int8_t* x) {
-        h = add16(h, _mm256_maddubs_epi16(codes, load32(x)));
-        l = add16(l, _mm256_maddubs_epi16(codes, load32(x + 32)));
-    }
-    HEADRACE_INLINE V32 whole() const {
-        return add32(_mm256_madd_epi16(h, each16(256)), _mm256_madd_epi16(l, each16(1)));
-    }
-#endif
-};
-
-// sum + (c x + c1 x1) scale: codes of at most five bits, so that sums of eight products
-// fit 16.
-HEADRACE_INLINE V32 add_scaled_pair(V32 sum, V32 c, V32 x, V32 c1, V32 x1, V32 scale) {
-    const V32 twos = add16(_mm256_maddubs_epi16(c, x), _mm256_maddubs_epi16(c1, x1));
-    return add_pairs(sum, twos, scale);
-}
-// Where its scale comes from, byte a for eight columns and b for the next.
-HEADRACE_INLINE V32 scale_places(int a, int b) {
-    return both16(a, -1, a, -1, a, -1, a, -1, b, -1, b, -1, b, -1, b, -1);
+// 32 bits of memory in every lane: one instruction, which a broadcast of an integer need not
+// become.
+HEADRACE_INLINE V32 each_from(const void* p) {
+    return as_bits(_mm256_broadcast_ss(static_cast<const float*>(p)));
 }
 
 // Keeps a sum in its register and its order: GCC would make trees of unrolled integer sums, and
@@ -146,6 +118,74 @@ inline void keep(V& v) {
 #else
     asm("" : "+v"(v));
 #endif
+}
+
+// Unsigned bytes of codes with h and l of the activations, a lane for each group, or for each row
+// of one. kNarrow: of 16 bits each, which eight vectors fill.
+struct LaneSums {
+    V32 h = no_bits(), l = no_bits();
+    struct X {
+        V32 h, l;
+    };
+    // Four columns, the same for every row.
+    static HEADRACE_INLINE X columns(const std::int8_t* x) {
+        return {each_from(x), each_from(x + 32)};
+    }
+#if defined(HEADRACE_VNNI)
+    static constexpr bool kNarrow = false;
+    HEADRACE_INLINE void add(V32 codes, const std::int8_t* x) {
+        h = add_fours(h, codes, load32(x));
+        l = add_fours(l, codes, load32(x + 32));
+    }
+    HEADRACE_INLINE void add(V32 codes, const X& x) {
+        h = add_fours(h, codes, x.h);
+        l = add_fours(l, codes, x.l);
+    }
+    HEADRACE_INLINE V32 whole() const { return add32(left32(h, 8), l); }
+#else
+    static constexpr bool kNarrow = true;
+    HEADRACE_INLINE void add(V32 codes, const std::int8_t* x) {
+        h = add16(h, _mm256_maddubs_epi16(codes, load32(x)));
+        l = add16(l, _mm256_maddubs_epi16(codes, load32(x + 32)));
+    }
+    HEADRACE_INLINE void add(V32 codes, const X& x) {
+        h = add16(h, _mm256_maddubs_epi16(codes, x.h));
+        l = add16(l, _mm256_maddubs_epi16(codes, x.l));
+        keep(h);
+        keep(l);
+    }
+    HEADRACE_INLINE V32 whole() const {
+        return add32(_mm256_madd_epi16(h, each16(256)), _mm256_madd_epi16(l, each16(1)));
+    }
+#endif
+};
+
+// Signed bytes of codes, four columns of eight rows, with the integers of a group (kEvensInput).
+struct WordSums {
+    V32 sum = no_bits();
+    struct X {
+        V32 even, odd;
+    };
+    static HEADRACE_INLINE X columns(const std::int16_t* group, int word) {
+        return {each_from(group + 2 * word), each_from(group + 16 + 2 * word)};
+    }
+    HEADRACE_INLINE void add(V32 codes, const X& x) {
+        sum = add_pairs(sum, down16(left16(codes, 8), 8), x.even);
+        sum = add_pairs(sum, down16(codes, 8), x.odd);
+        keep(sum);
+    }
+    HEADRACE_INLINE V32 whole() const { return sum; }
+};
+
+// sum + (c x + c1 x1) scale: codes of at most five bits, so that sums of eight products
+// fit 16.
+HEADRACE_INLINE V32 add_scaled_pair(V32 sum, V32 c, V32 x, V32 c1, V32 x1, V32 scale) {
+    const V32 twos = add16(_mm256_maddubs_epi16(c, x), _mm256_maddubs_epi16(c1, x1));
+    return add_pairs(sum, twos, scale);
+}
+// Where its scale comes from, byte a for eight columns and b for the next.
+HEADRACE_INLINE V32 scale_places(int a, int b) {
+    return both16(a, -1, a, -1, a, -1, a, -1, b, -1, b, -1, b, -1, b, -1);
 }
 
 // Sums of a panel's rows, of which a step has pairs of columns.
@@ -177,10 +217,7 @@ struct Ints {
     V32 v;
     static Ints zero() { return {no_bits()}; }
     static Ints load(const std::int16_t* p) { return {load32(p)}; }
-    // One instruction from memory, which a broadcast of an integer need not become.
-    static Ints columns(const std::int16_t* p) {
-        return {as_bits(_mm256_broadcast_ss(reinterpret_cast<const float*>(p)))};
-    }
+    static Ints columns(const std::int16_t* p) { return {each_from(p)}; }
     Ints add(Ints w, Ints x) const {
         Ints sum{add_pairs(v, w.v, x.v)};
         keep(sum.v);
@@ -216,6 +253,16 @@ struct StepOrder {
         return lookup(codes, both16(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
     }
 };
+
+// 32 columns of eight rows, four in each lane.
+template <int kStep>
+inline void put_words(const V32 (&words)[8], PanelCode (*to)[kStep], int row) {
+    for (int i = 0; i < 8; ++i) {
+        const int step = i / 4 * 8 + i % 4;
+        store32(to[step] + row * 2, down16(left16(words[i], 8), 8));
+        store32(to[step + 4] + row * 2, down16(words[i], 8));
+    }
+}
 
 // Eight rows of 32 columns: pairs of bytes of all rows next to each other, widened.
 template <int kStep>

@@ -21,6 +21,18 @@ def isas() -> list[str]:
 def tile_nbytes(format: int, columns: int) -> int:
     """Bytes of a tile. ValueError for a format or columns that cannot be."""
 
+def put_in_lanes(
+    format: int,
+    rows: int,
+    row_stride: int,
+    count: int,
+    columns: int,
+    tiles: int,
+    tile_stride: int,
+) -> None:
+    """Rows of blocks, as GGUF has them, into tiles of LANE_ROWS rows (headrace.formats.format); the
+    last is filled up with zeros. Strides are in bytes. ValueError for sizes that cannot be."""
+
 class Matrix:
     """Weights of one linear map, [sum(rows), columns], in one or more parts that lie apart."""
 

@@ -13,14 +13,12 @@ from fixtures.drive import Driver
 from fixtures.gguf_files import Kinds, matrices, write_gguf
 from fixtures.tiny import CASES, Case, build
 from headrace.device.cpu import CpuDevice
-from headrace.formats.format import BY_TAG
+from headrace.formats.format import GGML
 from headrace.models.load import load_model
 from headrace.models.source import open_model
 from headrace.ops.choose import ops_for
 
-QUANTISED = sorted(
-    BY_TAG.keys() & {k.name for k in gguf.GGMLQuantizationType} - {"F32", "F16", "BF16"}
-)
+QUANTISED = sorted(form.tag for form in GGML)
 PROMPT = torch.randint(0, 64, (23,), generator=torch.Generator().manual_seed(3)).tolist()
 CLOSE = 1e-4  # of the largest logit
 pytestmark = pytest.mark.timeout(600)

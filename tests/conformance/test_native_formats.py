@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from headrace import _native
-from headrace.formats.format import GGML, Format
+from headrace.formats import ggml
+from headrace.formats.format import GGML, LANED, Format
 from headrace.formats.packed import Packed, decode
 from headrace.ops.entry.native import NativeLookup
 from headrace.ops.experts import reference
@@ -43,9 +44,34 @@ def nmse(got: Tensor, truth: Tensor) -> float:
 
 @pytest.mark.parametrize("form", GGML, ids=lambda f: f.tag)
 def test_the_plain_decoder_is_the_one_of_the_gguf_package(form: Format) -> None:
-    w = packed_weights.random(form.name, 7, 3 * form.multiple)
+    rows, columns = 37, 3 * form.multiple
+    stored = packed_weights.blocks(form, rows, columns, np.random.default_rng(0))
+    tiles = np.full((form.tiles(rows), form.tile_nbytes(columns)), 255, np.uint8)
+    if form.tag in LANED:
+        ggml.pack({form.tag: stored}, slice(0, rows), form, tiles)
+        assert not ggml.decode(tiles, form, columns)[rows:].any()
+    else:
+        tiles[:] = stored
+    w = Packed(form, rows, columns, torch.from_numpy(tiles))
     kind = gguf.GGMLQuantizationType[form.tag]
-    assert np.array_equal(decode(w).numpy(), gguf.quants.dequantize(w.data.numpy(), kind))
+    assert np.array_equal(decode(w).numpy(), gguf.quants.dequantize(stored, kind))
+
+
+@pytest.mark.parametrize("form", LANED.values(), ids=lambda f: f.tag)
+def test_every_other_row_goes_into_tiles(form: Format) -> None:
+    stored = packed_weights.blocks(form, 50, 96, np.random.default_rng(1))
+    whole, odd = (np.empty((form.tiles(n), form.tile_nbytes(96)), np.uint8) for n in (50, 25))
+    ggml.pack({form.tag: stored}, slice(0, 50), form, whole)
+    ggml.pack({form.tag: stored}, slice(1, 51, 2), form, odd)
+    taken = ggml.decode(odd, form, 96)[:25]
+    assert np.array_equal(taken, ggml.decode(whole, form, 96)[1:50:2])
+
+
+@pytest.mark.parametrize("change", [{"format": 11}, {"count": 0}, {"tile_stride": 16 * 54 - 1}])
+def test_tiles_that_cannot_be_are_refused(change: dict[str, int]) -> None:
+    given = {"format": 10, "rows": 0, "row_stride": 54, "count": 1, "columns": 96, "tiles": 0}
+    with pytest.raises(ValueError, match="put_in_lanes: found"):
+        _native.put_in_lanes(**(given | {"tile_stride": 16 * 54} | change))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -257,7 +257,7 @@ def _write_gguf(file: Path, shape: Shape, form: Format, progress: Progress) -> N
     tensors = []
     for name, dims in gguf_tensors(shape):
         packed = len(dims) > 1 and "ffn_gate_inp" not in name
-        nbytes = prod(dims[:-1]) * form.tile_nbytes(dims[-1]) if packed else 4 * prod(dims)
+        nbytes = prod(dims[:-1]) * form.row_nbytes(dims[-1]) if packed else 4 * prod(dims)
         tensors.append((name, dims, nbytes, packed))
     tags = {True: form.tag, False: "F32"}
     head = gguf_head(shape, [(n, dims, _CODES[tags[p]], nbytes) for n, dims, nbytes, p in tensors])
@@ -280,9 +280,10 @@ def _write_gguf(file: Path, shape: Shape, form: Format, progress: Progress) -> N
 def _write_blocks(out: BinaryIO, rng: np.random.Generator, nbytes: int, form: Format) -> None:
     places, scale = _SCALES[form.tag]
     half = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
-    step = form.group_bytes * (1 << 18)  # blocks that are made at once
+    block = form.row_nbytes(form.group)
+    step = block * (1 << 18)  # blocks that are made at once
     for at in range(0, nbytes, step):
-        raw = _bits((min(step, nbytes - at),))(rng).reshape(-1, form.group_bytes)
+        raw = _bits((min(step, nbytes - at),))(rng).reshape(-1, block)
         for place in places:
             raw[:, place : place + 2] = half
         out.write(raw.tobytes())

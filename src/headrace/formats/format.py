@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """`tag` is the word that files use for a tensor of it, "" where it is made of several; `code`
-    the number that native calls take.
+    """`tag` is the word that published files use for a tensor of it, "" where it is made of
+    several; `code` the number that native calls take.
 
     A tile is `tile_rows` rows: `head_bytes`, and `order_bytes` for every column, then
     `group_bytes` for every `group` columns, then `bits` for every column of every row.
@@ -43,6 +43,10 @@ class Format:
         groups = -(-columns // self.group) * self.group_bytes
         head = self.head_bytes + self.order_bytes * columns
         return head + groups + self.tile_rows * columns * self.bits // 8
+
+    def row_nbytes(self, columns: int) -> int:
+        """The same for one of its rows, where they share nothing."""
+        return self.tile_nbytes(columns) // self.tile_rows
 
     def tiles(self, rows: int) -> int:
         """Tiles that hold `rows`; the last may be filled up."""
@@ -115,11 +119,23 @@ def _ggml(name: str, tag: str, code: int, columns: int, nbytes: int) -> Format:
     return Format(name, tag, code, group=columns, group_bytes=nbytes, multiple=columns)
 
 
+LANE_ROWS = 16  # of a tile
+
+
+def _laned(name: str, tag: str, code: int, nbytes: int) -> Format:
+    """Blocks of 32 columns. A tile has for each of them the scales of all rows, then four bytes of
+    codes of every row, and the next four.
+    """
+    return Format(
+        name, tag, code, tile_rows=LANE_ROWS, group=32, group_bytes=LANE_ROWS * nbytes, multiple=32
+    )
+
+
 # As GGUF names its tensor types.
 GGML = (
-    _ggml("q4_0", "Q4_0", 10, 32, 18),
+    _laned("q4_0", "Q4_0", 10, 18),
     _ggml("q5_0", "Q5_0", 11, 32, 22),
-    _ggml("q8_0", "Q8_0", 12, 32, 34),
+    _laned("q8_0", "Q8_0", 12, 34),
     _ggml("q2_k", "Q2_K", 13, 256, 84),
     _ggml("q3_k", "Q3_K", 14, 256, 110),
     _ggml("q4_k", "Q4_K", 15, 256, 144),
@@ -127,9 +143,10 @@ GGML = (
     _ggml("q6_k", "Q6_K", 17, 256, 210),
     _ggml("iq4_nl", "IQ4_NL", 18, 32, 18),
     _ggml("iq4_xs", "IQ4_XS", 19, 256, 136),
-    _ggml("mxfp4-ggml", "MXFP4", 20, 32, 17),
+    _laned("mxfp4-ggml", "MXFP4", 20, 17),
     _ggml("q4_1", "Q4_1", 23, 32, 20),  # 21 and 22 are ordered ones
     _ggml("q5_1", "Q5_1", 24, 32, 24),
 )
 
-BY_TAG = {f.tag: f for f in (*FLOATS, *GGML)}
+LANED = {f.tag: f for f in GGML if f.tile_rows > 1}  # whose rows are put into tiles when read
+BY_TAG = {f.tag: f for f in (*FLOATS, *GGML) if f.tag not in LANED}

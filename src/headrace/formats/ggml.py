@@ -1,6 +1,7 @@
 """ggml's quantised blocks, as GGUF files hold them: plain decoding, a function a type. No torch.
 
-A block has 32 columns, or 256 in sub-blocks whose scales are quantised themselves.
+A block has 32 columns, or 256 in sub-blocks whose scales are quantised themselves. Types of LANED
+are put into tiles on their way into memory.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from headrace.formats.format import Format
+from headrace import _native
+from headrace.formats.format import LANE_ROWS, LANED, Format
 from headrace.formats.minifloat import E2M1, E8M0
-from headrace.formats.recipe import Array, raw
+from headrace.formats.recipe import Array, Parts, raw
 
 _IQ4 = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32
@@ -20,9 +22,37 @@ _IQ4 = np.array(
 
 def decode(tiles: Array, format_: Format, columns: int) -> Array:
     """float32 [rows, columns]."""
-    blocks = np.ascontiguousarray(tiles).reshape(-1, format_.group_bytes)
-    values: Array = _DECODE[format_.tag](blocks).astype(np.float32).reshape(len(tiles), columns)
+    rows = _unlaned(tiles, format_) if format_.tag in LANED else np.ascontiguousarray(tiles)
+    blocks = rows.reshape(-1, format_.group_bytes // format_.tile_rows)
+    values: Array = _DECODE[format_.tag](blocks).astype(np.float32).reshape(len(rows), columns)
     return values
+
+
+def pack(parts: Parts, rows: slice, format_: Format, out: Array) -> None:
+    """Rows of blocks, as bytes, into tiles."""
+    (blocks,) = parts.values()
+    chosen = blocks[rows]
+    assert chosen.strides[1] == out.strides[1] == 1
+    columns = chosen.shape[1] * LANE_ROWS // format_.group_bytes * format_.group
+    _native.put_in_lanes(
+        format_.code, _address(chosen), chosen.strides[0], len(chosen), columns, _address(out),
+        out.strides[0],
+    )  # fmt: skip
+
+
+def _address(x: Array) -> int:
+    return int(x.__array_interface__["data"][0])
+
+
+def _unlaned(tiles: Array, format_: Format) -> Array:
+    """The rows of tiles, as GGUF has them: uint8 [rows, bytes]."""
+    groups = tiles.reshape(len(tiles), -1, format_.group_bytes)
+    head = format_.group_bytes // LANE_ROWS % 4  # codes are whole words
+    scales = groups[..., : LANE_ROWS * head].reshape(*groups.shape[:2], LANE_ROWS, head)
+    words = groups[..., LANE_ROWS * head :].reshape(*groups.shape[:2], -1, LANE_ROWS, 4)
+    codes = words.swapaxes(2, 3).reshape(*groups.shape[:2], LANE_ROWS, -1)
+    rows: Array = np.concatenate([scales, codes], -1).swapaxes(1, 2)
+    return rows.reshape(len(tiles) * LANE_ROWS, -1)
 
 
 def _half(b: Array, at: int) -> Array:

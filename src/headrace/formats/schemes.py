@@ -10,8 +10,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from headrace.formats import fp8, int4, mx, nvfp4
-from headrace.formats.format import FP8_ROW, MOST_ORDERED, Format, fp8_block, int4_ordered
+from headrace.formats import fp8, ggml, int4, mx, nvfp4
+from headrace.formats.format import (
+    FP8_ROW,
+    LANE_ROWS,
+    LANED,
+    MOST_ORDERED,
+    Format,
+    fp8_block,
+    int4_ordered,
+)
 from headrace.formats.format import int4 as int4_format
 from headrace.formats.format import mxfp4 as mxfp4_format
 from headrace.formats.format import mxfp8 as mxfp8_format
@@ -88,6 +96,8 @@ def recipe_of(parts: Mapping[str, Stored], config: Mapping[str, Any]) -> Recipe:
     """
     if "qweight" in parts:
         return _transposed_int4(parts, config)
+    for tag in LANED.keys() & parts.keys():
+        return _laned(LANED[tag], parts[tag])
     codes, scale = parts.get("codes"), parts.get("scale")
     if codes is None or scale is None:
         raise SchemeFault(f"{' and '.join(sorted(parts))} alone")
@@ -98,6 +108,12 @@ def recipe_of(parts: Mapping[str, Stored], config: Mapping[str, Any]) -> Recipe:
     if codes.tag in _BYTES and len(codes.shape) >= 2:
         return _four_bits(codes, scale, parts)
     raise SchemeFault(f"{codes.tag} with scales of {scale.tag}")
+
+
+def _laned(form: Format, blocks: Stored) -> Recipe:
+    *lead, nbytes = blocks.shape
+    columns = nbytes * LANE_ROWS // form.group_bytes * form.group
+    return Recipe(form, (*lead, columns), ggml.pack)
 
 
 def _eight_bits(codes: Stored, scale: Stored, config: Mapping[str, Any]) -> Recipe:

@@ -7,15 +7,18 @@ from __future__ import annotations
 import re
 
 from headrace.formats import format as formats
-from headrace.formats.format import BY_TAG, Format
+from headrace.formats.format import BY_TAG, LANE_ROWS, LANED, Format
 
 _WORD = re.compile(r"(FP8|MXFP8|MXFP4|NVFP4|INT4|INT4-BF16)-([1-9][0-9]{0,4})(-ZEROS)?(-ORDERED)?")
 _NAMES = {3: "FP8", 5: "MXFP8", 6: "MXFP4", 7: "NVFP4", 8: "INT4", 9: "INT4-BF16"}
 FP8_ROW = "FP8-ROW"
+_LANES = f"-X{LANE_ROWS}"
 
 
 def word_of(form: Format) -> str:
-    """Such as BF16, Q4_K, MXFP4-32: enough to find the format again."""
+    """Such as BF16, Q4_K, Q4_0-X16, MXFP4-32: enough to find the format again."""
+    if form.tag in LANED:
+        return form.tag + _LANES
     if form.tag:
         return form.tag
     if form == formats.FP8_ROW:
@@ -31,6 +34,8 @@ def format_of(word: str) -> Format | None:
     """The format that a word means, None for other words."""
     if word in BY_TAG:
         return BY_TAG[word]
+    if word.endswith(_LANES):
+        return LANED.get(word.removesuffix(_LANES))
     if word == FP8_ROW:
         return formats.FP8_ROW
     match = _WORD.fullmatch(word)

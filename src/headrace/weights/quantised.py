@@ -5,12 +5,13 @@ expert. No torch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.errors import CheckpointError
+from headrace.formats.format import LANED
 from headrace.formats.schemes import Recipe, SchemeFault, Stored, recipe_of, role_of
-from headrace.weights.checkpoint import Checkpoint, StoredTensor
+from headrace.weights.checkpoint import GGUF, Checkpoint, StoredTensor
 from headrace.weights.names import Layout, View, views_of
 from headrace.weights.pieces import PackedPiece, Slice
 
@@ -29,9 +30,14 @@ class Quantised:
 
 
 def split_stored(checkpoint: Checkpoint) -> tuple[list[StoredTensor], list[Quantised]]:
-    """Tensors that stand alone, and those that are parts of something. What nobody reads is in
-    neither.
+    """Tensors that stand alone, and those that are packed: parts of something, or rows of blocks
+    that become tiles. What nobody reads is in neither.
     """
+    if checkpoint.dialect == GGUF:
+        blocks = [t for t in checkpoint.tensors.values() if t.tag in LANED and len(t.shape) > 1]
+        packed = {t.name for t in blocks}
+        alone = [t for t in checkpoint.tensors.values() if t.name not in packed]
+        return alone, [Quantised(t.name, {t.tag: _as_bytes(t)}) for t in blocks]
     config = checkpoint.config
     text = config.get("text_config")
     nested = isinstance(text, dict) and text.get("quantization_config")
@@ -51,6 +57,11 @@ def split_stored(checkpoint: Checkpoint) -> tuple[list[StoredTensor], list[Quant
     alone = [p["codes"] for p in groups.values() if list(p) == ["codes"]]
     made = [Quantised(base, p) for base, p in groups.items() if list(p) != ["codes"]]
     return alone, made
+
+
+def _as_bytes(stored: StoredTensor) -> StoredTensor:
+    *lead, columns = stored.shape
+    return replace(stored, tag="U8", shape=(*lead, LANED[stored.tag].row_nbytes(columns)))
 
 
 def quantisation_of(checkpoint: Checkpoint) -> Mapping[str, Any]:
@@ -88,6 +99,13 @@ def cut(of: Quantised, recipe: Recipe, layouts: Iterable[Layout]) -> list[list[P
     """Pieces of each view that the layouts give, one a matrix of the stack; None where a layout
     does not fit. Quantised matrices are stored [out, in], so nothing is transposed.
     """
+    layouts = list(layouts)
+    if Layout.STACKED in layouts and len(recipe.shape) == 3:
+        layouts.remove(Layout.STACKED)
+        recipe = replace(recipe, shape=_joined(recipe.shape))
+        of = Quantised(
+            of.name, {p: replace(t, shape=_joined(t.shape)) for p, t in of.parts.items()}
+        )
     views = views_of(recipe.shape, [lay for lay in layouts if lay != Layout.TRANSPOSE])
     if views is None or any(v.strides[-1] != 1 for v in views):
         return None
@@ -99,6 +117,11 @@ def cut(of: Quantised, recipe: Recipe, layouts: Iterable[Layout]) -> list[list[P
         else [_piece(recipe, whole[0], view, 0)]
         for view in views
     ]
+
+
+def _joined(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Matrices as one."""
+    return (shape[0] * shape[1], *shape[2:])
 
 
 def _piece(recipe: Recipe, parts: Mapping[str, Slice], view: View, matrix: int) -> PackedPiece:

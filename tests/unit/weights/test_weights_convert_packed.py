@@ -63,7 +63,7 @@ def same(source: Path, made: Path) -> set[str]:
     return words | {part.tag for form in forms for part in form}
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "MXFP4"])
 def test_gguf(tmp_path: Path, kind: str) -> None:
     folder = built(
         tmp_path / "source", "qwen3_moe",
@@ -77,7 +77,8 @@ def test_gguf(tmp_path: Path, kind: str) -> None:
         return gguf.GGMLQuantizationType.Q6_K if more else chosen
 
     gguf_files.write_gguf(folder, tmp_path / "q.gguf", kinds)
-    assert same(tmp_path / "q.gguf", tmp_path / "made") == {"F32", kind, "Q6_K"}
+    word = kind if kind in formats.BY_TAG else f"{kind}-X16"
+    assert same(tmp_path / "q.gguf", tmp_path / "made") == {"F32", word, "Q6_K"}
 
 
 HYBRID = {"experts.placement": "hybrid", "experts.fill": "balanced", "experts.cache": "40%"}
@@ -126,7 +127,7 @@ def test_gguf_whose_experts_have_no_whole_blocks_of_256(tmp_path: Path) -> None:
         return down if "ffn_down" in name else more
 
     gguf_files.write_gguf(folder, tmp_path / "q.gguf", kinds)
-    words = {"F32", "Q5_K", "Q5_1", "Q8_0", "Q4_1"}
+    words = {"F32", "Q5_K", "Q5_1", "Q8_0-X16", "Q4_1"}
     assert same(tmp_path / "q.gguf", tmp_path / "made") == words
 
 
