@@ -59,19 +59,42 @@ std::size_t tile_nbytes(int format, std::int64_t columns) {
     return headrace::tile_nbytes(format, columns);
 }
 
+// Throws unless so many rows of the given strides are read from and written where they can be.
+void require_lanes(const char* call, int format, std::int64_t count, std::int64_t columns,
+                   std::int64_t row_stride, std::int64_t row_nbytes, std::int64_t tile_stride) {
+    const auto nbytes = static_cast<std::int64_t>(tile_nbytes(format, columns));
+    if (headrace::is_laned(format) && count > 0 && tile_stride >= nbytes &&
+        row_stride >= row_nbytes)
+        return;
+    throw std::invalid_argument(
+        std::string(call) + ": found format " + std::to_string(format) + ", " +
+        std::to_string(count) + " rows " + std::to_string(row_stride) + " bytes apart, tiles " +
+        std::to_string(tile_stride) + "; expected a laned format, rows of " +
+        std::to_string(row_nbytes) + " bytes, tiles of " + std::to_string(nbytes));
+}
+
 void put_in_lanes(int format, Address rows, std::int64_t row_stride, std::int64_t count,
                   std::int64_t columns, Address tiles, std::int64_t tile_stride) {
     const auto nbytes = static_cast<std::int64_t>(tile_nbytes(format, columns));
-    if (!headrace::is_laned(format) || count < 1 || tile_stride < nbytes ||
-        row_stride < nbytes / headrace::kLaneRows)
-        throw std::invalid_argument("put_in_lanes: found format " + std::to_string(format) + ", " +
-                                    std::to_string(count) + " rows " + std::to_string(row_stride) +
-                                    " bytes apart, tiles " + std::to_string(tile_stride) +
-                                    "; expected a laned format, rows and tiles of " +
-                                    std::to_string(nbytes) + " bytes that do not overlap");
+    require_lanes("put_in_lanes", format, count, columns, row_stride, nbytes / headrace::kLaneRows,
+                  tile_stride);
     const nb::gil_scoped_release released;
     headrace::put_in_lanes(format, at<std::byte>(rows), static_cast<std::size_t>(row_stride), count,
                            columns, at<std::byte>(tiles), static_cast<std::size_t>(tile_stride));
+}
+
+void put_pairs_in_lanes(Address scales, std::int64_t scale_stride, Address codes,
+                        std::int64_t code_stride, std::int64_t count, std::int64_t columns,
+                        Address tiles, std::int64_t tile_stride) {
+    for (const auto& [stride, nbytes] :
+         {std::pair{scale_stride, columns / 32}, std::pair{code_stride, columns / 2}})
+        require_lanes("put_pairs_in_lanes", headrace::kGgmlMXFP4, count, columns, stride, nbytes,
+                      tile_stride);
+    const nb::gil_scoped_release released;
+    headrace::put_pairs_in_lanes(at<std::byte>(scales), static_cast<std::size_t>(scale_stride),
+                                 at<std::byte>(codes), static_cast<std::size_t>(code_stride), count,
+                                 columns, at<std::byte>(tiles),
+                                 static_cast<std::size_t>(tile_stride));
 }
 
 void bind_weights(nb::module_& m) {
@@ -214,6 +237,8 @@ NB_MODULE(_native, m) {
     });
     m.def("isas", &headrace::isas);
     m.def("tile_nbytes", &tile_nbytes, "format"_a, "columns"_a);
+    m.def("put_pairs_in_lanes", &put_pairs_in_lanes, "scales"_a, "scale_stride"_a, "codes"_a,
+          "code_stride"_a, "count"_a, "columns"_a, "tiles"_a, "tile_stride"_a);
     m.def("put_in_lanes", &put_in_lanes, "format"_a, "rows"_a, "row_stride"_a, "count"_a,
           "columns"_a, "tiles"_a, "tile_stride"_a);
     bind_weights(m);

@@ -296,17 +296,17 @@ void perform(Pool& pool, Arena& arena, const Call& call, int rows) {
 
 // Rows of a piece that suit the kernels of every form.
 template <class Of>
-int common_rows(const Shape& layer, int unit, const Of& of) {
-    int rows = of(layer.forms[0]);
-    for (const Form& form : layer) rows = std::min(rows, of(form));
+int common_rows(const Shape& layer, int (Form::*unit_of)() const, const Of& of) {
+    int unit = 1;
+    for (const Form& form : layer) unit = std::lcm(unit, (form.*unit_of)());
+    int rows = of(layer.forms[0], unit);
+    for (const Form& form : layer) rows = std::min(rows, of(form, unit));
     return std::max(unit, rows / unit * unit);
 }
 
 int up_rows(const Call& call, int pieces) {
     const Shape& l = call.layer;
-    int unit = 1;
-    for (const Form& form : l) unit = std::lcm(unit, form.up_unit());
-    return common_rows(l, unit, [&](const Form& f) {
+    return common_rows(l, &Form::up_unit, [&](const Form& f, int unit) {
         return piece_rows(*f.gate.kernel, l.width, l.hidden, call.plan.most,
                           f.gate.row_nbytes() + f.up.row_nbytes(), pieces, unit);
     });
@@ -315,9 +315,7 @@ int up_rows(const Call& call, int pieces) {
 // `together`: experts of which a piece has the same rows.
 int down_rows(const Call& call, int together, int pieces) {
     const Shape& l = call.layer;
-    int unit = 1;
-    for (const Form& form : l) unit = std::lcm(unit, form.down_unit());
-    return common_rows(l, unit, [&](const Form& f) {
+    return common_rows(l, &Form::down_unit, [&](const Form& f, int unit) {
         return piece_rows(*f.down.kernel, l.hidden, l.width, call.plan.most,
                           f.down.row_nbytes() * static_cast<std::size_t>(together), pieces, unit);
     });

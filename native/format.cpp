@@ -44,20 +44,46 @@ GgmlBlock ggml_block(int kind) {
     }
 }
 
-// One tile, of `count` rows. `kHead` bytes of a block are its scale.
+// A row's group into a tile's: r is the row.
 template <std::size_t kHead, std::size_t kCodes>
-void put_tile(const std::byte* rows, std::size_t stride, std::size_t count, std::size_t groups,
-              std::byte* tile) {
-    for (std::size_t g = 0; g < groups; ++g) {
-        std::byte* codes = tile + kLaneRows * kHead;
-        for (std::size_t r = 0; r < count; ++r) {
-            const std::byte* block = rows + r * stride + g * (kHead + kCodes);
-            std::memcpy(tile + r * kHead, block, kHead);
-            for (std::size_t i = 0; i < kCodes; i += 4)
-                std::memcpy(codes + i * kLaneRows + r * 4, block + kHead + i, 4);
-        }
-        tile += kLaneRows * (kHead + kCodes);
+void put_group(const std::byte* head, const std::byte* codes, std::size_t r, std::byte* group) {
+    std::memcpy(group + r * kHead, head, kHead);
+    std::byte* to = group + kLaneRows * kHead + r * 4;
+    for (std::size_t i = 0; i < kCodes; i += 4) std::memcpy(to + i * kLaneRows, codes + i, 4);
+}
+
+// fn(row, its place in a tile, group, the tile's group) for all groups of all rows.
+template <class Fn>
+void each_laned_group(int format, std::size_t rows, std::int64_t columns, std::byte* tiles,
+                      std::size_t tile_stride, Fn&& fn) {
+    const std::size_t groups = static_cast<std::size_t>(columns) / 32,
+                      nbytes = tile_nbytes(format, columns);
+    for (std::size_t first = 0; first < rows; first += kLaneRows, tiles += tile_stride) {
+        const std::size_t n = std::min<std::size_t>(kLaneRows, rows - first);
+        if (n < kLaneRows) std::memset(tiles, 0, nbytes);
+        for (std::size_t g = 0; g < groups; ++g)
+            for (std::size_t r = 0; r < n; ++r) fn(first + r, r, g, tiles + nbytes / groups * g);
     }
+}
+
+template <std::size_t kHead, std::size_t kCodes>
+void put_blocks(int format, const std::byte* rows, std::size_t stride, std::size_t count,
+                std::int64_t columns, std::byte* tiles, std::size_t tile_stride) {
+    each_laned_group(format, count, columns, tiles, tile_stride,
+                     [&](std::size_t row, std::size_t r, std::size_t g, std::byte* group) {
+                         const std::byte* block = rows + row * stride + g * (kHead + kCodes);
+                         put_group<kHead, kCodes>(block, block + kHead, r, group);
+                     });
+}
+
+// The nibbles of four bytes as eight bytes, the low one first.
+std::uint64_t eight_nibbles(const std::byte* p) {
+    std::uint32_t four;
+    std::memcpy(&four, p, sizeof four);
+    std::uint64_t v = four;
+    v = (v | v << 16) & 0x0000ffff0000ffffu;
+    v = (v | v << 8) & 0x00ff00ff00ff00ffu;
+    return (v | v << 4) & 0x0f0f0f0f0f0f0f0fu;
 }
 
 // What `columns` must be a multiple of.
@@ -113,16 +139,25 @@ std::size_t tile_nbytes(int format, std::int64_t columns) {
 void put_in_lanes(int format, const std::byte* rows, std::size_t row_stride, std::int64_t count,
                   std::int64_t columns, std::byte* tiles, std::size_t tile_stride) {
     const int kind = kind_of(format);
-    const auto put = kind == kQ4_0   ? put_tile<2, 16>
-                     : kind == kQ8_0 ? put_tile<2, 32>
-                                     : put_tile<1, 16>;
-    const auto all = static_cast<std::size_t>(count),
-               groups = static_cast<std::size_t>(columns) / 32;
-    for (std::size_t r = 0; r < all; r += kLaneRows, tiles += tile_stride) {
-        const std::size_t n = std::min<std::size_t>(kLaneRows, all - r);
-        if (n < kLaneRows) std::memset(tiles, 0, tile_nbytes(format, columns));
-        put(rows + r * row_stride, row_stride, n, groups, tiles);
-    }
+    const auto put = kind == kQ4_0   ? put_blocks<2, 16>
+                     : kind == kQ8_0 ? put_blocks<2, 32>
+                                     : put_blocks<1, 16>;
+    put(format, rows, row_stride, static_cast<std::size_t>(count), columns, tiles, tile_stride);
+}
+
+void put_pairs_in_lanes(const std::byte* scales, std::size_t scale_stride, const std::byte* codes,
+                        std::size_t code_stride, std::int64_t count, std::int64_t columns,
+                        std::byte* tiles, std::size_t tile_stride) {
+    each_laned_group(kGgmlMXFP4, static_cast<std::size_t>(count), columns, tiles, tile_stride,
+                     [&](std::size_t row, std::size_t r, std::size_t g, std::byte* group) {
+                         const std::byte* pairs = codes + row * code_stride + g * 16;
+                         std::uint64_t halves[2];
+                         for (int i = 0; i < 2; ++i)
+                             halves[i] = eight_nibbles(pairs + i * 4) |
+                                         eight_nibbles(pairs + 8 + i * 4) << 4;
+                         put_group<1, 16>(scales + row * scale_stride + g,
+                                          reinterpret_cast<const std::byte*>(halves), r, group);
+                     });
 }
 
 }  // namespace headrace

@@ -73,6 +73,11 @@ std::size_t tile_nbytes(int format, std::int64_t columns);
 // zeros.
 void put_in_lanes(int format, const std::byte* rows, std::size_t row_stride, std::int64_t count,
                   std::int64_t columns, std::byte* tiles, std::size_t tile_stride);
+// The same for kGgmlMXFP4 from scales and codes that lie apart, of which the even column is in the
+// low nibble.
+void put_pairs_in_lanes(const std::byte* scales, std::size_t scale_stride, const std::byte* codes,
+                        std::size_t code_stride, std::int64_t count, std::int64_t columns,
+                        std::byte* tiles, std::size_t tile_stride);
 
 // Rows of one matrix where they lie.
 struct Tiles {

@@ -39,17 +39,6 @@ inline void scales_of_eight(const C& c, int g, int groups, float (&scale)[2][8],
         }
 }
 
-struct CodesMXFP4 {
-    static constexpr bool kHalves = false, kOffset = false;
-    const std::byte *scales, *q;
-    CodesMXFP4(const std::byte* tile, const Tiles& t)
-        : scales(tile), q(tile + t.columns / group_of(t.format)) {}
-    static bool fits(const Tiles& t) { return group_of(t.format) == 32; }
-    const std::byte* at(int g) const { return q + g * 16; }
-    V32 codes(int g) const { return stepped(e2m1_twice(), nibble_pairs(load16(at(g)))); }
-    float scale(int g, int) const { return 0.5f * float_from_e8m0(scales[g]); }
-};
-
 struct CodesNVFP4 {
     static constexpr bool kHalves = true, kOffset = false;
     const std::byte *scales, *q;

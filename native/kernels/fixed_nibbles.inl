@@ -73,81 +73,22 @@ struct EightGroups {
     }
 };
 
-// Codes that are what they say, and E2M1: twice its value and 12 besides, so that none is negative.
-struct PlainCodes {
-    static constexpr bool kWide = false;
-    static V32 of(V32 nibbles) { return nibbles; }
-};
-struct StepsAbove {
-    static constexpr bool kWide = true;  // eight products of two overflow 16 bits, four do not
-    static V32 of(V32 nibbles) {
-        return lookup(both16(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0), nibbles);
-    }
-};
-
 // The products of one block for T tokens, a lane for each group: w (code - zero).
-template <class C, int T>
+template <int T>
 HEADRACE_INLINE void add_lanes(const EightGroups& v, F8 w, F8 zero, const FixedRow (&x)[T], int xb,
                                F8 (&sum)[T]) {
     LaneSums part[T];
-    V32 total[T];
     unrolled<4>([&](auto i) {
         for (int n = 0; n < 2; ++n) {
-            const V32 c = C::of(n == 0 ? low_nibbles(v.of[i]) : high_nibbles(v.of[i]));
+            const V32 c = n == 0 ? low_nibbles(v.of[i]) : high_nibbles(v.of[i]);
             for (int t = 0; t < T; ++t) part[t].add(c, x[t].bytes() + xb * 512 + (i * 2 + n) * 64);
         }
-        if constexpr (C::kWide && LaneSums::kNarrow && i == 1)
-            for (int t = 0; t < T; ++t) {
-                total[t] = part[t].whole();
-                part[t] = {};
-            }
     });
     for (int t = 0; t < T; ++t) {
-        const V32 whole = part[t].whole();
-        const V32 all = C::kWide && LaneSums::kNarrow ? add32(total[t], whole) : whole;
-        const F8 above = mul(floats(all), load_floats(x[t].scale + xb * 8));
+        const F8 above = mul(floats(part[t].whole()), load_floats(x[t].scale + xb * 8));
         sum[t] = fma(w, fnma(zero, load_floats(x[t].sum + xb * 8), above), sum[t]);
     }
 }
-
-// E2M1 with a scale for each group, in halves.
-template <int T>
-HEADRACE_INLINE void add_steps(const EightGroups& v, F8 w, const FixedRow (&x)[T], int xb,
-                               F8 (&sum)[T]) {
-    add_lanes<StepsAbove>(v, mul(w, same(0.5f)), same(12.0f), x, xb, sum);
-}
-
-// Eight E8M0 as floats; 0 and 255 are not what their bits say.
-inline F8 e8m0_eight(V32 e) {
-    const V32 next = bits_and(add32(e, each32(1)), each32(255));
-    const V32 odd = bits_and(more32(each32(2), next), each32(0x00400000));
-    return as_floats(bits_or(left32(e, 23), odd));
-}
-
-struct FixedMXFP4 {
-    static constexpr Input kInput = kFoursInput;
-    static constexpr bool kOffset = false, kTails = true;
-    static constexpr int kBlockNbytes = 8 + 128;
-    const std::byte *scale, *q;
-    FixedMXFP4(const std::byte* s, const std::byte* codes) : scale(s), q(codes) {}
-    FixedMXFP4(const std::byte* tile, const Tiles& t)
-        : scale(tile), q(tile + t.columns / group_of(t.format)) {}
-    static bool fits(const Tiles& t) { return group_of(t.format) == 32; }
-    FixedMXFP4 tail(std::byte* copy, int b, int groups) const {
-        const auto n = static_cast<std::size_t>(groups);
-        std::memcpy(copy, scale + b * 8, n);
-        std::memcpy(copy + 8, q + b * 128, n * 16);
-        return {copy, copy + 8};
-    }
-    template <int T>
-    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, F8 (&sum)[T], F8 (&)[T]) const {
-        const V32 e = words_of_bytes(load_low8(scale + b * 8));
-        add_steps(EightGroups(q + b * 128, 16), e8m0_eight(e), x, xb, sum);
-    }
-    static constexpr int kStreamNbytes = 128;
-    const std::byte* stream(int b) const { return q + b * kStreamNbytes; }
-    float whole() const { return 1.0f; }
-};
 
 // Sixteen E4M3 times 2^-8: as float16 bits. A NaN's stay one.
 inline V32 e4m3_halves(V16 codes) {
@@ -258,7 +199,7 @@ struct FixedInt4 {
             const V16 eight = load_low8(zero + first);
             zeros = floats(words_of_bytes(lookup(eight, at)));
         }
-        add_lanes<PlainCodes>(EightGroups(q + b * 128, 16), w, zeros, x, xb, sum);
+        add_lanes(EightGroups(q + b * 128, 16), w, zeros, x, xb, sum);
     }
     static constexpr int kStreamNbytes = 128;
     const std::byte* stream(int b) const { return q + b * kStreamNbytes; }

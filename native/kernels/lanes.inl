@@ -73,6 +73,18 @@ struct LanesQ8_0 : Lanes<2, 32> {
     }
 };
 
+// Codes that are what they say, and E2M1: twice its value and 12 besides, so that none is negative.
+struct PlainCodes {
+    static constexpr bool kWide = false;
+    static V32 of(V32 nibbles) { return nibbles; }
+};
+struct StepsAbove {
+    static constexpr bool kWide = true;  // eight products of two overflow 16 bits, four do not
+    static V32 of(V32 nibbles) {
+        return lookup(both16(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0), nibbles);
+    }
+};
+
 // 4-bit codes of a format F: C's for few tokens, counted from `kZero`, and F's signed ones for
 // many.
 template <class F, class C, int kHead>
@@ -149,6 +161,13 @@ struct LanesQ4_0 : LanesOfNibbles<LanesQ4_0, PlainCodes, 2> {
     }
     static V32 code(V32 nibbles) { return sub8(nibbles, each8(8)); }
 };
+
+// Eight E8M0 as floats; 0 and 255 are not what their bits say.
+inline F8 e8m0_eight(V32 e) {
+    const V32 next = bits_and(add32(e, each32(1)), each32(255));
+    const V32 odd = bits_and(more32(each32(2), next), each32(0x00400000));
+    return as_floats(bits_or(left32(e, 23), odd));
+}
 
 // Codes are twice their value.
 struct LanesMXFP4 : LanesOfNibbles<LanesMXFP4, StepsAbove, 1> {
@@ -235,7 +254,6 @@ inline void unpack_lanes(const Tiles& t, int row, float* to) {
 }
 
 inline void put_codes(KernelTable& t) {
-    put_unpacked<unpack_codes<CodesMXFP4, unpack_mxfp4>>(t, kMXFP4);
     put_unpacked<unpack_codes<CodesNVFP4, unpack_nvfp4>>(t, kNVFP4);
     put_unpacked<unpack_codes<CodesInt4<false>, unpack_int4<false>>>(t, kInt4F16);
     put_unpacked<unpack_codes<CodesInt4<true>, unpack_int4<true>>>(t, kInt4BF16);

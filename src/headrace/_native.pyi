@@ -33,6 +33,19 @@ def put_in_lanes(
     """Rows of blocks, as GGUF has them, into tiles of LANE_ROWS rows (headrace.formats.format); the
     last is filled up with zeros. Strides are in bytes. ValueError for sizes that cannot be."""
 
+def put_pairs_in_lanes(
+    scales: int,
+    scale_stride: int,
+    codes: int,
+    code_stride: int,
+    count: int,
+    columns: int,
+    tiles: int,
+    tile_stride: int,
+) -> None:
+    """The same tiles of MXFP4 from scales and codes that lie apart, the even column in the low
+    nibble."""
+
 class Matrix:
     """Weights of one linear map, [sum(rows), columns], in one or more parts that lie apart."""
 

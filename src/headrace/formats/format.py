@@ -81,7 +81,7 @@ def mxfp8(group: int = 32) -> Format:
 def mxfp4(group: int = 32) -> Format:
     """E2M1, the even column in the low nibble; an E8M0 scale a group."""
     code = 6 | group << GROUP_SHIFT
-    return Format("mxfp4", "", code, group=group, group_bytes=1, bits=4, multiple=group)
+    return Format("mxfp4-rows", "", code, group=group, group_bytes=1, bits=4, multiple=group)
 
 
 def nvfp4(group: int = 16) -> Format:
@@ -143,7 +143,7 @@ GGML = (
     _ggml("q6_k", "Q6_K", 17, 256, 210),
     _ggml("iq4_nl", "IQ4_NL", 18, 32, 18),
     _ggml("iq4_xs", "IQ4_XS", 19, 256, 136),
-    _laned("mxfp4-ggml", "MXFP4", 20, 17),
+    _laned("mxfp4", "MXFP4", 20, 17),
     _ggml("q4_1", "Q4_1", 23, 32, 20),  # 21 and 22 are ordered ones
     _ggml("q5_1", "Q5_1", 24, 32, 24),
 )

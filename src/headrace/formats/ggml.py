@@ -13,7 +13,7 @@ import numpy as np
 from headrace import _native
 from headrace.formats.format import LANE_ROWS, LANED, Format
 from headrace.formats.minifloat import E2M1, E8M0
-from headrace.formats.recipe import Array, Parts, raw
+from headrace.formats.recipe import Array, Parts, address, raw
 
 _IQ4 = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32
@@ -35,13 +35,9 @@ def pack(parts: Parts, rows: slice, format_: Format, out: Array) -> None:
     assert chosen.strides[1] == out.strides[1] == 1
     columns = chosen.shape[1] * LANE_ROWS // format_.group_bytes * format_.group
     _native.put_in_lanes(
-        format_.code, _address(chosen), chosen.strides[0], len(chosen), columns, _address(out),
+        format_.code, address(chosen), chosen.strides[0], len(chosen), columns, address(out),
         out.strides[0],
     )  # fmt: skip
-
-
-def _address(x: Array) -> int:
-    return int(x.__array_interface__["data"][0])
 
 
 def _unlaned(tiles: Array, format_: Format) -> Array:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from headrace import _native
 from headrace.formats.format import Format
 from headrace.formats.minifloat import E2M1, E4M3, E8M0, pairs, to_e2m1, to_e4m3, to_e8m0, unpaired
-from headrace.formats.recipe import Array, Parts, raw
+from headrace.formats.recipe import Array, Parts, address, raw
 
 
 def pack(parts: Parts, rows: slice, format_: Format, out: Array) -> None:
@@ -15,6 +16,17 @@ def pack(parts: Parts, rows: slice, format_: Format, out: Array) -> None:
     groups = scale.shape[-1]
     out[:, :groups] = scale[rows]
     out[:, groups:] = codes.reshape(codes.shape[0], -1)[rows]
+
+
+def pack_lanes(parts: Parts, rows: slice, format_: Format, out: Array) -> None:
+    """MXFP4 with groups of 32, into the tiles that GGUF's rows become."""
+    codes = parts["codes"].reshape(parts["codes"].shape[0], -1)[rows]
+    scale = parts["scale"][rows]
+    assert codes.strides[1] == scale.strides[1] == out.strides[1] == 1
+    _native.put_pairs_in_lanes(
+        address(scale), scale.strides[0], address(codes), codes.strides[0], len(codes),
+        2 * codes.shape[1], address(out), out.strides[0],
+    )  # fmt: skip
 
 
 def decode(tiles: Array, format_: Format, columns: int) -> Array:

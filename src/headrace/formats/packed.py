@@ -21,7 +21,7 @@ _DECODE = {
     "fp8": fp8,
     "fp8-row": fp8,
     "mxfp8": mx,
-    "mxfp4": mx,
+    "mxfp4-rows": mx,
     "nvfp4": nvfp4,
     "int4": int4,
     "int4-ordered": int4,

@@ -27,6 +27,11 @@ def as_float32(x: Array) -> Array:
     return x.astype(np.float32)
 
 
+def address(x: Array) -> int:
+    """Of the first element."""
+    return int(x.__array_interface__["data"][0])
+
+
 def raw(x: Array) -> Array:
     """The bytes of the last axis."""
     return np.ascontiguousarray(x).view(np.uint8)

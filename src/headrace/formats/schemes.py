@@ -43,11 +43,12 @@ class Role(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How the parts of [.., N, K] become tiles of `format`."""
+    """How the parts of [.., N, K] become tiles of `format`. `by_rows`: of one part, row by row."""
 
     format: Format
     shape: tuple[int, ...]
     pack: Pack
+    by_rows: bool = False
 
 
 class SchemeFault(ValueError):
@@ -113,7 +114,7 @@ def recipe_of(parts: Mapping[str, Stored], config: Mapping[str, Any]) -> Recipe:
 def _laned(form: Format, blocks: Stored) -> Recipe:
     *lead, nbytes = blocks.shape
     columns = nbytes * LANE_ROWS // form.group_bytes * form.group
-    return Recipe(form, (*lead, columns), ggml.pack)
+    return Recipe(form, (*lead, columns), ggml.pack, by_rows=True)
 
 
 def _eight_bits(codes: Stored, scale: Stored, config: Mapping[str, Any]) -> Recipe:
@@ -142,6 +143,8 @@ def _four_bits(codes: Stored, scale: Stored, parts: Mapping[str, Stored]) -> Rec
     if "whole" in parts or "divisor" in parts:
         return Recipe(nvfp4_format(group), shape, nvfp4.pack)
     if scale.tag in _POWERS:
+        if group == LANED["MXFP4"].group:
+            return Recipe(LANED["MXFP4"], shape, mx.pack_lanes)
         return Recipe(mxfp4_format(group), shape, mx.pack)
     raise SchemeFault(f"{codes.tag} with scales of {scale.tag}")
 

@@ -146,7 +146,8 @@ class _Copying:
     def _write(self, entry: Entry, gatherer: Gatherer) -> int:
         """The checksum of all bytes of the entry; the gaps between its parts are zeros."""
         fd, crc, at = self._fds[entry.span.shard], 0, 0
-        tiles = tiles_of([c.piece for c in entry.copies if isinstance(c.piece, PackedPiece)])
+        packed = [c.piece for c in entry.copies if isinstance(c.piece, PackedPiece)]
+        tiles = tiles_of([piece for piece in packed if len(piece.cuts(CHUNK_BYTES)) == 1])
         for copy in entry.copies:
             gap = np.zeros(copy.offset - at, np.uint8)
             crc = _native.crc32c(gap.ctypes.data, gap.nbytes, crc)
@@ -169,10 +170,16 @@ class _Copying:
 
 
 def _chunks(copy: Copy, tiles: Mapping[int, Words], gatherer: Gatherer) -> Iterator[Words]:
-    """The bytes of a piece, dense, CHUNK_BYTES or one row of its first axis at a time."""
+    """The bytes of a piece, dense, CHUNK_BYTES or one row of its first axis at a time; of a packed
+    one as many tiles, or all of `tiles`.
+    """
     piece = copy.piece
     if isinstance(piece, PackedPiece):
-        yield tiles[id(piece)]
+        if id(piece) in tiles:
+            yield tiles[id(piece)]
+            return
+        for cut in piece.cuts(CHUNK_BYTES):
+            yield from tiles_of([cut]).values()
         return
     rows = piece.shape[0]
     step = max(1, CHUNK_BYTES * rows // max(copy.nbytes, 1))

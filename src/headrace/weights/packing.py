@@ -34,10 +34,43 @@ class Place:
 
 
 @dataclass(slots=True)
-class _Batch:
-    """Pieces whose parts are read together."""
+class _Whole:
+    """A piece on its way, of which `left` cuts are still to be packed."""
 
-    pieces: list[PackedPiece] = field(default_factory=list)
+    piece: PackedPiece
+    left: int
+    place: Place | None = None
+
+    def placed(self) -> Place:
+        """Where it stays, in memory of its own."""
+        if self.place is None:
+            self.place = Place(Arena(self.piece.nbytes), 0)
+        return self.place
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """What is read and packed at once: a piece, or some tiles of one, from `at` on in bytes."""
+
+    piece: PackedPiece
+    whole: _Whole
+    at: int
+
+
+def _cuts(pieces: Iterable[PackedPiece]) -> Iterator[_Cut]:
+    for piece in pieces:
+        parts = piece.cuts(STAGING_BYTES)
+        whole, at = _Whole(piece, len(parts)), 0
+        for part in parts:
+            yield _Cut(part, whole, at)
+            at += part.nbytes
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Cuts whose parts are read together."""
+
+    cuts: list[_Cut] = field(default_factory=list)
     parts: dict[tuple[Path, int], Slice] = field(default_factory=dict)
 
     def with_parts(self, piece: PackedPiece) -> int:
@@ -45,24 +78,24 @@ class _Batch:
         more = {(p.file, p.offset): p for p in piece.parts.values()} | self.parts
         return sum(part.nbytes for part in more.values())
 
-    def add(self, piece: PackedPiece) -> None:
-        self.pieces.append(piece)
-        self.parts |= {(p.file, p.offset): p for p in piece.parts.values()}
+    def add(self, cut: _Cut) -> None:
+        self.cuts.append(cut)
+        self.parts |= {(p.file, p.offset): p for p in cut.piece.parts.values()}
 
 
 def batches(pieces: Iterable[PackedPiece]) -> Iterator[_Batch]:
     """In the order of the files, so that the disk is read in long runs."""
 
-    def where(piece: PackedPiece) -> tuple[Path, int]:
-        return min((part.file, part.offset) for part in piece.parts.values())
+    def where(cut: _Cut) -> tuple[Path, int]:
+        return min((part.file, part.offset) for part in cut.piece.parts.values())
 
     batch = _Batch()
-    for piece in sorted(pieces, key=where):
-        if batch.pieces and batch.with_parts(piece) > STAGING_BYTES:
+    for cut in sorted(_cuts(pieces), key=where):
+        if batch.cuts and batch.with_parts(cut.piece) > STAGING_BYTES:
             yield batch
             batch = _Batch()
-        batch.add(piece)
-    if batch.pieces:
+        batch.add(cut)
+    if batch.cuts:
         yield batch
 
 
@@ -94,17 +127,24 @@ class Staged:
         ]
 
     def pack(self, place: Callable[[PackedPiece, Place], None]) -> int:
-        """Waits for the bytes and packs them; returns how many were read."""
+        """Waits for the bytes and packs them; returns how many were read. A piece is placed with
+        its last cut.
+        """
         for reader in self.readers:
             reader.wait()
-        pieces = self._batch.pieces
-        sizes = [-(-piece.nbytes // ALIGN) * ALIGN for piece in pieces]
+        cuts = self._batch.cuts
+        together = [cut.whole for cut in cuts if cut.piece is cut.whole.piece]
+        sizes = [-(-whole.piece.nbytes // ALIGN) * ALIGN for whole in together]
         arena = Arena(max(sum(sizes), PAGE))
-        places = [0, *accumulate(sizes)][:-1]
+        for whole, at in zip(together, accumulate(sizes, initial=0), strict=False):
+            whole.place = Place(arena, at)
+        places = [(cut.whole.placed().arena, cut.whole.placed().offset + cut.at) for cut in cuts]
         with ThreadPoolExecutor(PACKERS, "pack") as pool:  # numpy works without the GIL
-            list(pool.map(lambda piece, at: self._pack(piece, arena, at), pieces, places))
-        for piece, at in zip(pieces, places, strict=True):
-            place(piece, Place(arena, at))
+            list(pool.map(lambda cut, at: self._pack(cut.piece, *at), cuts, places))
+        for cut in cuts:
+            cut.whole.left -= 1
+            if cut.whole.left == 0:
+                place(cut.whole.piece, cut.whole.placed())
         return sum(part.nbytes for part in self._batch.parts.values())
 
     def _pack(self, piece: PackedPiece, arena: Arena, at: int) -> None:

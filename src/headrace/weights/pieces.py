@@ -5,7 +5,7 @@ of a quantised matrix. No torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import TypeAlias
@@ -90,6 +90,27 @@ class PackedPiece:
     @property
     def nbytes(self) -> int:
         return self.format.nbytes(self.count, self.columns)
+
+    def cuts(self, nbytes: int) -> tuple[PackedPiece, ...]:
+        """Itself; or, where it is read row by row and more than `nbytes` are, pieces of whole tiles
+        that read about so much, one after another.
+        """
+        if not self.recipe.by_rows or self.nbytes * self.step <= nbytes:
+            return (self,)
+        tall = self.format.tile_rows
+        rows = nbytes // (self.step * self.format.row_nbytes(self.columns))
+        rows = max(rows // tall, 1) * tall
+        starts = range(0, self.count, rows)
+        return tuple(self._cut(first, min(rows, self.count - first)) for first in starts)
+
+    def _cut(self, first: int, count: int) -> PackedPiece:
+        ((name, part),) = self.parts.items()
+        row, begin = part.nbytes // part.shape[0], self.first + first * self.step
+        rows = (count - 1) * self.step + 1
+        own = Slice(
+            part.file, part.offset + begin * row, rows * row, part.tag, (rows, *part.shape[1:])
+        )
+        return replace(self, parts={name: own}, first=0, count=count)
 
 
 AnyPiece: TypeAlias = Piece | PackedPiece

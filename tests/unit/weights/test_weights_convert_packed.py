@@ -162,7 +162,7 @@ def test_mxfp4_with_gate_and_up_in_turns(tmp_path: Path) -> None:
             119, 124, blocks[:3], dtype=torch.uint8, generator=generator
         )
     quantise(folder, tensors, {"quant_method": "mxfp4"})
-    assert same(folder, tmp_path / "made") == {"BF16", "F32", "MXFP4-32"}
+    assert same(folder, tmp_path / "made") == {"BF16", "F32", "MXFP4-X16"}
 
 
 def test_gptq_whose_groups_are_columns_from_anywhere(tmp_path: Path) -> None:
