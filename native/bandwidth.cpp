@@ -49,7 +49,9 @@ class Rows {
   public:
     Rows(const KernelTable& kernels, const DotKernel& kernel, int format, int columns)
         : kernel_(kernel), stride_(tile_nbytes(format, columns)) {
-        const auto tiles = std::max<std::size_t>(1, kInCache / stride_ / 8 * 8);
+        auto unit = static_cast<std::size_t>(std::max(1, kernel.stream_rows / tile_rows(format)));
+        while (unit > 1 && unit * stride_ > kInCache) unit /= 2;
+        const std::size_t tiles = std::max(unit, kInCache / stride_ / unit * unit);
         const auto n = static_cast<std::size_t>(columns);
         // Of every format these bytes are numbers of moderate size, as codes and as scales.
         weights_.assign(tiles * stride_, std::byte{0x74});

@@ -22,13 +22,11 @@ constexpr std::size_t kHiddenNbytes = std::size_t{256} << 20;  // h of one chunk
 // prefetching), a cached tile where they meet many tokens, and always enough pieces.
 int piece_rows(const DotKernel& kernel, int rows, int columns, int tokens, std::size_t row_nbytes,
                int wanted_pieces, int unit) {
-    int n = kernel.tile_rows(columns);
-    if (tokens <= kernel.stream_tokens) {
-        n = std::max(static_cast<int>(kPieceNbytes / row_nbytes), kLeastStreamRows);
-        unit = std::lcm(unit, kernel.stream_rows);
-    }
-    n = std::min(n, (rows + wanted_pieces - 1) / wanted_pieces);
-    return std::max(unit, n / unit * unit);
+    const int share = (rows + wanted_pieces - 1) / wanted_pieces;
+    if (tokens > kernel.stream_tokens)
+        return std::max(unit, std::min(kernel.tile_rows(columns), share) / unit * unit);
+    const int n = std::max(static_cast<int>(kPieceNbytes / row_nbytes), kLeastStreamRows);
+    return std::max(unit, kernel.piece_rows(n, share, unit));
 }
 
 std::size_t floats_nbytes(std::size_t n) { return (n * sizeof(float) + 63) / 64 * 64; }

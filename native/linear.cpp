@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
-#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -55,15 +54,12 @@ namespace {
 // used again, and always enough pieces for every thread.
 int rows_per_piece(const Pool& pool, const DotKernel& kernel, const Matrix& w,
                    const Matrix::Part& part, int tokens) {
-    int rows = kernel.tile_rows(w.columns);
-    int unit = std::max(8, tile_rows(part.format));
-    if (tokens <= kernel.stream_tokens) {
-        rows = static_cast<int>(kPieceNbytes / part.stride) * tile_rows(part.format);
-        unit = std::lcm(unit, kernel.stream_rows);
-    }
     const int share = (w.rows + 4 * pool.threads() - 1) / (4 * pool.threads());
-    rows = std::min(rows, share);
-    return std::max(unit, rows / unit * unit);
+    const int unit = std::max(8, tile_rows(part.format));
+    if (tokens > kernel.stream_tokens)
+        return std::max(unit, std::min(kernel.tile_rows(w.columns), share) / unit * unit);
+    const int rows = static_cast<int>(kPieceNbytes / part.stride) * tile_rows(part.format);
+    return std::max(unit, kernel.piece_rows(rows, share, unit));
 }
 
 // Where results go: a row a token, `gap` floats left free behind each part's.

@@ -5,6 +5,7 @@
 // shares the call.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -91,8 +92,17 @@ struct DotKernel {
     std::size_t (*scratch_nbytes)(int rows, int columns, int tokens);
     // Rows that one piece should have where they meet many tokens: their tile stays in L2.
     int (*tile_rows)(int columns);
-    // Pieces that meet few tokens are multiples of so many rows, so that all streams are long.
+    // Rows that it streams at once where it meets few tokens.
     int stream_rows = 8;
+
+    // Rows of a piece that meets few tokens: about `rows` and at most `most`, whole streams where
+    // there are some, else whole units.
+    int piece_rows(int rows, int most, int unit) const {
+        const int step = (stream_rows + unit - 1) / unit * unit;
+        const int whole =
+            std::min((std::max(rows, 2 * stream_rows) + step - 1) / step * step, most);
+        return whole >= step ? whole / step * step : whole / unit * unit;
+    }
 };
 
 // gate[i] = act(gate[i], up[i]); the numbers of `activation` are those of ExpertLayer.

@@ -104,7 +104,7 @@ inline void unrolled(Fn&& fn) {
     }(std::make_index_sequence<kCount>{});
 }
 
-// Asked for ahead of a row, into the next one: 15% on Zen 3 with Q8_0, nothing with plain floats.
+// Asked for ahead of a row, into the next one: 15% on Zen 3, nothing with plain floats.
 inline constexpr int kAheadNbytes = 2048;
 
 // Inlined always, and so is what only calls it: GCC drops calls of functions that only ask.

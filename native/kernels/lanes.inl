@@ -179,6 +179,8 @@ struct LanesMXFP4 : LanesOfNibbles<LanesMXFP4, StepsAbove, 1> {
     static V32 code(V32 nibbles) { return lookup(in_both(e2m1_twice()), nibbles); }
 };
 
+inline constexpr int kLanesAhead = 1536;
+
 // S tiles, `apart` tiles from each other, with T tokens.
 template <class F, int S, int T>
 inline void lanes_tiles(const Dot& d, const Tiles& tiles, const FixedRow (&x)[T], int tile,
@@ -195,7 +197,8 @@ inline void lanes_tiles(const Dot& d, const Tiles& tiles, const FixedRow (&x)[T]
     for (int g = 0; g < groups; ++g)
 #pragma GCC unroll 4
         for (int s = 0; s < S; ++s) {
-            if constexpr (F::kAsksAhead) ask_ahead<F::kGroupNbytes>(from[s]);
+            if constexpr (F::kAsksAhead)
+                ask_for(from[s] + kLanesAhead, from[s] + kLanesAhead + F::kGroupNbytes);
             if constexpr (T == 1) {
                 F::template add<2>(from[s], 0, x, g, sum[s]);
             } else {
@@ -216,11 +219,16 @@ inline void lanes_tiles(const Dot& d, const Tiles& tiles, const FixedRow (&x)[T]
         }
 }
 
-// Tiles from `tile` on: S streams as long as there are as many, then half of them.
+// Tiles from `tile` on: S streams as long as there are as many, then half of them. Nobody has asked
+// for where they begin.
 template <class F, int S, int T>
 inline void lanes_streams(const Dot& d, const Tiles& tiles, const FixedRow (&x)[T], int tile,
                           int count) {
     const int apart = count / S;
+    for (int s = 0; s < S && apart > 0; ++s) {
+        const std::byte* begin = tiles.tile((tile + s * apart) * kLaneRows);
+        ask_for(begin, begin + kLanesAhead);
+    }
     for (int i = 0; i < apart; ++i) lanes_tiles<F, S, T>(d, tiles, x, tile + i, apart);
     if constexpr (S > 1)
         lanes_streams<F, S / 2, T>(d, tiles, x, tile + apart * S, count - apart * S);
