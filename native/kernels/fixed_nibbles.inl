@@ -56,12 +56,12 @@ inline V32 two_groups(const std::byte* q, int j, int apart) {
     return load_halves(q + j * apart, q + (j + 4) * apart);
 }
 
-// 16 bytes of each of eight groups, `apart` from one to the next: a lane of 32 bits is a group.
+// 16 bytes of each of eight groups: a lane of 32 bits is a group.
 struct EightGroups {
     V32 of[4];
-    EightGroups(const std::byte* q, int apart) {
+    explicit EightGroups(const std::byte* q) {
         V32 a[4], b[4];
-        for (int j = 0; j < 4; ++j) a[j] = two_groups(q, j, apart);
+        for (int j = 0; j < 4; ++j) a[j] = two_groups(q, j, 16);
         for (int j = 0; j < 4; j += 2) {
             b[j] = zip32_low(a[j], a[j + 1]);
             b[j + 1] = zip32_high(a[j], a[j + 1]);
@@ -199,7 +199,7 @@ struct FixedInt4 {
             const V16 eight = load_low8(zero + first);
             zeros = floats(words_of_bytes(lookup(eight, at)));
         }
-        add_lanes(EightGroups(q + b * 128, 16), w, zeros, x, xb, sum);
+        add_lanes(EightGroups(q + b * 128), w, zeros, x, xb, sum);
     }
     static constexpr int kStreamNbytes = 128;
     const std::byte* stream(int b) const { return q + b * kStreamNbytes; }

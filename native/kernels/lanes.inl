@@ -1,4 +1,4 @@
-// Q4_0, Q8_0 and MXFP4 of GGUF: tiles whose 16 rows lie in lanes (`is_laned`).
+// Q4_0, Q8_0 and MXFP4: tiles whose 16 rows lie in lanes (`is_laned`).
 //
 // A group is 32 columns of a tile: the rows' scales, then words of four columns, of every row one.
 // Activations meet all rows of a vector at once, and sums of a group are those of rows: nothing is

@@ -113,6 +113,18 @@ def test_products(pool: _native.Pool, name: str, exact: bool) -> None:
                 assert torch.equal(linear(x[-1:].clone(), made), got[-1:])
 
 
+@pytest.mark.parametrize("form", LANED.values(), ids=lambda f: f.tag)
+def test_tiles_far_apart_that_are_walked_at_once(pool: _native.Pool, form: Format) -> None:
+    """Enough rows for pieces of several streams, each of more than one tile."""
+    w = packed_weights.random(form.name, 1100, 160)
+    values = decode(w).double()
+    for tokens in (1, 2, 3):
+        x = torch.randn(tokens, 160)
+        got = NativeLinear(pool, exact=False)(x, Linear((w,)))
+        assert nmse(got, x.double() @ values.T) < 1e-7
+        assert torch.equal(NativeLinear(pool, exact=False)(x[-1:].clone(), Linear((w,))), got[-1:])
+
+
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("name", NAMES)
 def test_experts_of_mixed_formats(pool: _native.Pool, name: str, exact: bool) -> None:

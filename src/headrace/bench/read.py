@@ -88,11 +88,13 @@ def _blocks_of(source: ModelSource) -> Ranges:
     """The blocks that the weights touch, each once, in pieces."""
     pieces: Ranges = []
     file, end = Path(), 0
-    for stored in source.plan.stored:
-        if stored.file != file:
-            file, end = stored.file, 0
-        begin = max(stored.offset // BLOCK * BLOCK, end)
-        end = max(end, -(-(stored.offset + stored.nbytes) // BLOCK) * BLOCK)
+    touched = [(t.file, t.offset, t.nbytes) for t in source.plan.stored]
+    touched += [(t.file, t.offset, t.nbytes) for t in source.plan.parts]
+    for of, offset, nbytes in sorted(touched):
+        if of != file:
+            file, end = of, 0
+        begin = max(offset // BLOCK * BLOCK, end)
+        end = max(end, -(-(offset + nbytes) // BLOCK) * BLOCK)
         for at in range(begin, end, PIECE_BYTES):
             pieces.append((file, at, min(PIECE_BYTES, end - at)))
     return pieces

@@ -31,6 +31,7 @@ class Arriving:
 
     def __init__(self, reader: RowReader, facts: ModelFacts, ops: Ops, *, most_tokens: int) -> None:
         self._reader, self._ops, self._facts = reader, ops, facts
+        self._most = min(COMING, max(1, reader.at_once // 2))  # the rest is for what is wanted
         self._rows = [
             reader.own(layer) if count else None for layer, count in enumerate(facts.experts)
         ]
@@ -157,7 +158,7 @@ class Arriving:
             with self._lock:
                 done = [k for k, c in self._coming.items() if self._reader.queue.done(c.ticket)]
                 come = [self._coming.pop(key) for key in done]
-                while following and len(self._coming) < COMING and self._reader.ready:
+                while following and len(self._coming) < self._most and self._reader.ready:
                     if following not in self._asked:
                         self._coming[following] = self._start(following, urgent=False)
                     following = next(order, None)
@@ -172,4 +173,5 @@ class Arriving:
             if not come:
                 time.sleep(LOOK_S)
         if self.whole:
+            self._reader.settle()
             log.info("all experts are in memory")

@@ -25,6 +25,8 @@ from headrace.weights.packing import pack_from
 from headrace.weights.probe import Way, unreadable
 from headrace.weights.rows import LayerRows, Packing, Placed, RowSource
 
+STAGE_BYTES = 256 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Coming:
@@ -48,7 +50,8 @@ class RowReader:
         stages: int,
         way: Way,
     ) -> None:
-        """At most `stages` rows at once where the source has rows that are put in order. `frames`:
+        """At most `stages` rows at once where the source has rows that are put in order, and
+        fewer, but two, where they would take more than STAGE_BYTES. `frames`:
         of each layer its activation and biases, without weights. `slots` None: a slot of its own
         for every row, which is as wide as its layer's rows, and whose number is its expert's.
 
@@ -59,8 +62,12 @@ class RowReader:
         self._slots = slots or 0
         self._arena = Arena(nbytes)
         self.memory = torch.frombuffer(self._arena.buffer(0, self._arena.nbytes), dtype=torch.uint8)
-        self._stage = Arena(stages * source.stage_bytes) if source.stage_bytes else None
+        self._stage: Arena | None = None
+        if source.stage_bytes:
+            stages = min(stages, max(2, STAGE_BYTES // source.stage_bytes))
+            self._stage = Arena(stages * source.stage_bytes)
         self._stages = list(range(stages))
+        self.at_once = stages
         self._views: dict[tuple[object, ...], ExpertRows] = {}
         try:
             files = [str(file) for file in source.files]
@@ -151,6 +158,10 @@ class RowReader:
             up_bias=up_bias,
             down_bias=down_bias,
         )
+
+    def settle(self) -> None:
+        """Every row is where it stays: nothing is started again."""
+        self._stage, self._stages = None, []
 
     def close(self) -> None:
         """No read goes on any more."""

@@ -168,12 +168,3 @@ _DECODE: dict[str, Callable[[Array], Array]] = {
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
 }
-
-
-def encode_q8_0(w: Array) -> Array:
-    """Tiles of float32 [N, K], K a multiple of 32."""
-    split = w.reshape(w.shape[0], -1, 32)
-    scale = (np.abs(split).max(-1, keepdims=True) / 127).astype(np.float16)
-    step = scale.astype(np.float32)
-    codes = np.rint(split / np.where(step > 0, step, 1)).clip(-127, 127).astype(np.int8)
-    return np.concatenate([scale.view(np.uint8), codes.view(np.uint8)], -1).reshape(len(w), -1)

@@ -45,7 +45,7 @@ def format_of(word: str) -> Format | None:
     if name.startswith("INT4"):
         made = formats.int4_ordered if match[4] else formats.int4
         return made(group, bf16_scales=name == "INT4-BF16", zeros=zeros)
-    if zeros or match[4]:
+    if zeros or match[4] or (name, group) == ("MXFP4", LANED["MXFP4"].group):
         return None
     return {
         "FP8": formats.fp8_block, "MXFP8": formats.mxfp8, "MXFP4": formats.mxfp4,

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from headrace.errors import CheckpointError
 from headrace.files import read_text
-from headrace.formats.format import BY_TAG, Format
+from headrace.formats.format import BY_TAG, LANED, Format
 from headrace.formats.words import format_of
 from headrace.weights.safetensors import read_table
 
@@ -40,7 +40,7 @@ class StoredTensor:
         if known is None:
             raise CheckpointError(
                 f"{self.file}: tensor {self.name!r} has dtype {self.tag}",
-                expected="one of " + ", ".join(BY_TAG),
+                expected="one of " + ", ".join((*BY_TAG, *LANED)),
                 fix="use the float or bfloat16 release of this model",
             )
         return known

@@ -196,7 +196,12 @@ def _write_all(fd: int, words: Words, offset: int) -> None:
 
 
 def _finished(target: Path, source: dict[str, Any]) -> Index:
-    index = parse(target)
+    try:
+        index = parse(target)
+    except CheckpointError as error:  # damaged, or of another version
+        raise ConfigError(
+            error.found, expected=error.expected, fix="delete it, or choose another destination"
+        ) from error
     if index.source != source:
         raise ConfigError(
             f"{target} holds another model, converted before",
@@ -207,14 +212,15 @@ def _finished(target: Path, source: dict[str, Any]) -> Index:
 
 
 def _layout_mark(layout: Layout) -> list[Any]:
-    # Of a layer whose rows are alike, as it was before rows could differ: journals stay valid.
     parts = {
         str(layer): [list(p) for p in e.forms[0]]
         if len(e.forms) == 1
         else [[[list(p) for p in parts] for parts in e.forms], list(e.form_of)]
         for layer, e in layout.experts.items()
     }
-    return [[list(s) for s in layout.shards], parts, [[e.name, *e.span] for e in layout.entries]]
+    words = {name: dense.tag for name, dense in layout.tensors.items()}
+    entries = [[e.name, *e.span] for e in layout.entries]
+    return [[list(s) for s in layout.shards], parts, entries, words]
 
 
 def _index(

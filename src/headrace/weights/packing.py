@@ -111,13 +111,13 @@ class Staged:
             known = ranges.setdefault(file, [])
             # Neighbours whose pages touch are read as one range.
             if known and offset // PAGE <= (known[-1][0] + known[-1][1] - 1) // PAGE + 1:
-                start, _, at = known[-1]
-                known[-1] = (start, offset + part.nbytes - start, at)
+                start, nbytes, at = known[-1]
+                known[-1] = (start, max(nbytes, offset + part.nbytes - start), at)
             else:
                 known.append((offset, part.nbytes, cursor + offset % PAGE))
-            start, _, at = known[-1]
+            start, nbytes, at = known[-1]
             self._at[file, offset] = at + offset - start
-            cursor = -(-(at + offset - start + part.nbytes) // PAGE) * PAGE
+            cursor = -(-(at + nbytes) // PAGE) * PAGE
         self._arena = Arena(max(cursor, PAGE))
         self.readers = [
             _native.FileReader(

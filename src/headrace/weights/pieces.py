@@ -92,10 +92,10 @@ class PackedPiece:
         return self.format.nbytes(self.count, self.columns)
 
     def cuts(self, nbytes: int) -> tuple[PackedPiece, ...]:
-        """Itself; or, where it is read row by row and more than `nbytes` are, pieces of whole tiles
+        """Itself; or, where it is packed row by row from more than `nbytes`, pieces of whole tiles
         that read about so much, one after another.
         """
-        if not self.recipe.by_rows or self.nbytes * self.step <= nbytes:
+        if not self.recipe.by_rows or sum(p.nbytes for p in self.parts.values()) <= nbytes:
             return (self,)
         tall = self.format.tile_rows
         rows = nbytes // (self.step * self.format.row_nbytes(self.columns))

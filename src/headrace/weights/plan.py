@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -181,7 +181,7 @@ def _put_quantised(found: _Found, of: Quantised, placed: Placed, config: Mapping
     recipe = recipe_for(of, config)
     views = cut(of, recipe, placed.layouts)
     if views is None or len(views) != len(placed.names):
-        raise _misshapen(of.one, "more axes")
+        raise _misshapen(replace(of.one, shape=recipe.shape), "a matrix or a stack of them")
     by = f"{of.one.file}: {of.name!r} has shape {list(recipe.shape)}"
     for name, pieces in zip(placed.names, views, strict=True):
         found.put(name, placed.expert, pieces, by)

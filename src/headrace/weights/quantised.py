@@ -34,7 +34,7 @@ def split_stored(checkpoint: Checkpoint) -> tuple[list[StoredTensor], list[Quant
     that become tiles. What nobody reads is in neither.
     """
     if checkpoint.dialect == GGUF:
-        blocks = [t for t in checkpoint.tensors.values() if t.tag in LANED and len(t.shape) > 1]
+        blocks = [t for t in checkpoint.tensors.values() if t.tag in LANED]
         packed = {t.name for t in blocks}
         alone = [t for t in checkpoint.tensors.values() if t.name not in packed]
         return alone, [Quantised(t.name, {t.tag: _as_bytes(t)}) for t in blocks]
@@ -107,7 +107,7 @@ def cut(of: Quantised, recipe: Recipe, layouts: Iterable[Layout]) -> list[list[P
             of.name, {p: replace(t, shape=_joined(t.shape)) for p, t in of.parts.items()}
         )
     views = views_of(recipe.shape, [lay for lay in layouts if lay != Layout.TRANSPOSE])
-    if views is None or any(v.strides[-1] != 1 for v in views):
+    if views is None or any(len(v.shape) < 2 or v.strides[-1] != 1 for v in views):
         return None
     stack = recipe.shape[0] if len(recipe.shape) == 3 else 1
     whole = _slices(of, stack if len(recipe.shape) == 3 else None)

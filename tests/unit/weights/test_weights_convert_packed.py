@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import ftw_folders
@@ -18,12 +19,18 @@ from engines import load
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from headrace.errors import CheckpointError, ConfigError
+from headrace.experts import reading
 from headrace.experts.bank import tensors_of
 from headrace.formats import format as formats
 from headrace.formats.words import format_of, word_of
 from headrace.models.source import open_model
+from headrace.weights import convert, packing
 from headrace.weights.arena import Arena
-from headrace.weights.ftw_index import parse
+from headrace.weights.checkpoint import StoredTensor
+from headrace.weights.ftw_index import INDEX, parse
+from headrace.weights.names import Layout
+from headrace.weights.quantised import Quantised, cut, recipe_for
 from headrace.weights.verify import verify_ftw
 
 PROMPT = list(range(3, 30))
@@ -79,6 +86,53 @@ def test_gguf(tmp_path: Path, kind: str) -> None:
     gguf_files.write_gguf(folder, tmp_path / "q.gguf", kinds)
     word = kind if kind in formats.BY_TAG else f"{kind}-X16"
     assert same(tmp_path / "q.gguf", tmp_path / "made") == {"F32", word, "Q6_K"}
+
+
+def packed_file(folder: Path) -> Path:
+    """A GGUF file with all matrices in Q8_0."""
+    source = built(
+        folder / "source", "qwen3_moe",
+        hidden_size=256, moe_intermediate_size=96, num_attention_heads=4, head_dim=64,
+    )  # fmt: skip
+    gguf_files.write_gguf(
+        source, folder / "q.gguf", gguf_files.matrices(gguf.GGMLQuantizationType.Q8_0)
+    )
+    return folder / "q.gguf"
+
+
+def test_matrices_are_packed_in_cuts_and_rows_in_few_stages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = packed_file(tmp_path)
+    expected = scores(file)
+    monkeypatch.setattr(packing, "STAGING_BYTES", 20_000)  # four tiles of a matrix
+    monkeypatch.setattr(convert, "CHUNK_BYTES", 10_000)
+    monkeypatch.setattr(reading, "STAGE_BYTES", 1)
+    plan = open_model(file).plan
+    assert max(len(piece.cuts(packing.STAGING_BYTES)) for piece in plan.packed) > 3
+    assert torch.equal(scores(file), expected)
+    assert torch.equal(scores(file, **{"experts.arrive": "beside"}), expected)
+    assert same(file, tmp_path / "made") == {"F32", "Q8_0-X16"}
+    assert torch.equal(scores(tmp_path / "made"), expected)
+
+
+def test_a_folder_of_an_older_version_is_not_gone_on_with(tmp_path: Path) -> None:
+    file, made = packed_file(tmp_path), tmp_path / "made"
+    ftw_folders.converted(file, made)
+    index = made / INDEX
+    index.write_text(index.read_text().replace("Q8_0-X16", "Q8_0"))
+    with pytest.raises(CheckpointError, match=r"dtype 'Q8_0'.*convert the model again"):
+        parse(made)
+    with pytest.raises(ConfigError, match=r"dtype 'Q8_0'.*delete it"):
+        ftw_folders.converted(file, made)
+
+
+def test_what_a_quantised_tensor_of_gguf_cannot_be(tmp_path: Path) -> None:
+    rows = StoredTensor("x", "U8", (68,), tmp_path, 0, 68)
+    with pytest.raises(CheckpointError, match=r"shape \[64\]; expected a matrix or a stack"):
+        recipe_for(Quantised("x", {"Q8_0": rows}), {})
+    matrix = Quantised("x", {"Q8_0": replace(rows, shape=(4, 34), nbytes=136)})
+    assert cut(matrix, recipe_for(matrix, {}), [Layout.FLATTEN]) is None
 
 
 HYBRID = {"experts.placement": "hybrid", "experts.fill": "balanced", "experts.cache": "40%"}
@@ -257,6 +311,9 @@ def test_every_format_has_a_word(form: formats.Format) -> None:
         "MXFP4-",
         "MXFP4-0",
         "MXFP4-032",
+        "MXFP4-32",
+        "Q4_0",
+        "Q4_K-X16",
         "MXFP4--32",
         "FP8-128-ZEROS",
         "NVFP4-16-ORDERED",
