@@ -12,7 +12,6 @@ template <int kHead, int kCodes>
 struct Lanes {
     static constexpr bool kHalves = false, kOffset = false;  // as panels take them
     static constexpr int kGroupNbytes = kLaneRows * (kHead + kCodes);
-    static constexpr int kWords = kCodes / 4;
 
     static const std::byte* group(const Tiles& t, int row, int g) {
         return t.tile(row) + static_cast<std::size_t>(g) * kGroupNbytes;
