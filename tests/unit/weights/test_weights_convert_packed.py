@@ -29,7 +29,9 @@ from headrace.weights import convert, packing
 from headrace.weights.arena import Arena
 from headrace.weights.checkpoint import StoredTensor
 from headrace.weights.ftw_index import INDEX, parse
-from headrace.weights.names import Layout
+from headrace.weights.ftw_layout import Layout, lay_out
+from headrace.weights.names import Layout as NameLayout
+from headrace.weights.plan import WeightPlan
 from headrace.weights.quantised import Quantised, cut, recipe_for
 from headrace.weights.verify import verify_ftw
 
@@ -127,12 +129,35 @@ def test_a_folder_of_an_older_version_is_not_gone_on_with(tmp_path: Path) -> Non
         ftw_folders.converted(file, made)
 
 
+def test_a_conversion_begun_with_other_words_is_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sizes alone may agree: dense rows as the file has them, and as tiles."""
+    file, made = packed_file(tmp_path), tmp_path / "made"
+
+    def as_before(plan: WeightPlan) -> Layout:
+        layout = lay_out(plan)
+        tensors = {n: d._replace(tag=d.tag.removesuffix("-X16")) for n, d in layout.tensors.items()}
+        return replace(layout, tensors=tensors)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(convert, "lay_out", as_before)
+        patch.setattr(convert, "_publish", killed)
+        with pytest.raises(KeyboardInterrupt):
+            ftw_folders.converted(file, made)
+    with pytest.raises(ConfigError, match="unfinished conversion of something else"):
+        ftw_folders.converted(file, made)
+
+
 def test_what_a_quantised_tensor_of_gguf_cannot_be(tmp_path: Path) -> None:
     rows = StoredTensor("x", "U8", (68,), tmp_path, 0, 68)
     with pytest.raises(CheckpointError, match=r"shape \[64\]; expected a matrix or a stack"):
         recipe_for(Quantised("x", {"Q8_0": rows}), {})
     matrix = Quantised("x", {"Q8_0": replace(rows, shape=(4, 34), nbytes=136)})
-    assert cut(matrix, recipe_for(matrix, {}), [Layout.FLATTEN]) is None
+    assert cut(matrix, recipe_for(matrix, {}), [NameLayout.FLATTEN]) is None
 
 
 HYBRID = {"experts.placement": "hybrid", "experts.fill": "balanced", "experts.cache": "40%"}
