@@ -48,13 +48,13 @@ CpuFeatures probe() {
     const bool foundation = b >> 16 & 1, dq = b >> 17 & 1, bw = b >> 30 & 1, vl = b >> 31 & 1;
     f.avx512 = f.avx2 && zmm && foundation && dq && bw && vl;
     f.avx512_vnni = f.avx512 && (c >> 11 & 1);
-    const bool amx = (d >> 22 & 1) && (d >> 24 & 1);
+    const bool vbmi = c >> 1 & 1, amx = (d >> 22 & 1) && (d >> 24 & 1) && (d >> 25 & 1);
     std::uint32_t a1 = 0;
     if (__get_cpuid_count(7, 1, &a1, &b, &c, &d)) {
         f.avx_vnni = f.avx2 && (a1 >> 4 & 1);
         f.avx512_bf16 = f.avx512_vnni && (a1 >> 5 & 1);
     }
-    f.amx_bf16 = f.avx512_bf16 && tiles && amx && grant_tiles();
+    f.amx = f.avx512_bf16 && vbmi && tiles && amx && grant_tiles();
     return f;
 }
 #elif defined(__aarch64__)
@@ -82,7 +82,7 @@ std::vector<const KernelTable*> tables() {
     } else if (cpu().avx512) {
         found.push_back(&avx512::table());
     }
-    if (cpu().amx_bf16) found.push_back(&amx::table());
+    if (cpu().amx) found.push_back(&amx::table());
 #endif
 #elif defined(__aarch64__)
     found.push_back(&neon::table());
@@ -113,7 +113,7 @@ std::vector<std::pair<std::string, bool>> cpu_feature_list() {
             {"avx512f", f.avx512},
             {"avx512_vnni", f.avx512_vnni},
             {"avx512_bf16", f.avx512_bf16},
-            {"amx_bf16", f.amx_bf16},
+            {"amx", f.amx},
             {"neon", f.neon},
             {"asimddp", f.dot_products},
             {"i8mm", f.byte_matrices}};

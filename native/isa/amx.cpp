@@ -1,16 +1,15 @@
 #define HEADRACE_ISA amx
 #define HEADRACE_SIMD_AVX512
-#include "isa/plain.hpp"
-
-#include "isa/amx_tiles.hpp"
-#include "kernels/amx.inl"
+#define HEADRACE_VNNI
+#define HEADRACE_TILES
+#include "isa/packed.hpp"
 
 namespace headrace::amx {
 const KernelTable& table() {
     static const KernelTable t = [] {
-        KernelTable made = avx512vnni::table();
-        made.name = "amx";
+        KernelTable made = with_formats(avx512::table(), "amx");
         made.fast[kBF16] = tiles_kernel();
+        put_wide_kernels(made);
         return made;
     }();
     return t;

@@ -31,13 +31,30 @@
 // Formats of tiles.
 #include "kernels/lanes.inl"
 
-// Many tokens with them.
+// Rows in lanes for many tokens.
 #include "kernels/fixed_panels.inl"
+
+// Products with them.
+#if defined(HEADRACE_TILES)
+#include "isa/amx_tiles.hpp"
+#include "kernels/amx.inl"
+
+// Over the tiles of bfloat16.
+#include "kernels/tile_panels.inl"
+#else
+#include "kernels/strips.inl"
+#endif
+
+#include "kernels/many.inl"
 
 // More formats for few tokens and many.
 #include "kernels/fixed_ggml.inl"
 
 #include "kernels/e4m3.inl"
+
+#if defined(HEADRACE_TILES)
+#include "kernels/float_tiles.inl"
+#endif
 #endif
 
 // Over the kernels of plain INT4.

@@ -48,7 +48,14 @@ struct CodesNVFP4 {
     static bool fits(const Tiles& t) { return group_of(t.format) == 16 && t.columns % 32 == 0; }
     const std::byte* at(int g) const { return q + g * 16; }
     V32 codes(int g) const { return stepped(e2m1_twice(), nibble_pairs(load16(at(g)))); }
-    float scale(int g, int half) const { return 0.5f * (e4m3(scales[2 * g + half]) * whole); }
+    // Of eight groups; bytes behind the last scale are codes of the same row.
+    void eight(int g, float (&scale)[2][8], float (&)[2][8]) const {
+        const V16 in_halves = bytes16(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+        const V32 h = e4m3_halves(lookup(load16(scales + 2 * g), in_halves));
+        const F8 half = same(0.5f), of = same(whole);
+        store_floats(scale[0], mul(half, mul(mul(floats_of_f16(low_half(h)), same(256.0f)), of)));
+        store_floats(scale[1], mul(half, mul(mul(floats_of_f16(high_half(h)), same(256.0f)), of)));
+    }
 };
 
 template <bool kBF16Scales>

@@ -188,6 +188,42 @@ HEADRACE_INLINE V32 scale_places(int a, int b) {
     return both16(a, -1, a, -1, a, -1, a, -1, b, -1, b, -1, b, -1, b, -1);
 }
 
+#if defined(HEADRACE_TILES)
+// Panels of tiles (kernels/tile_panels.inl): a step has four columns.
+inline constexpr int kStripVectors = 2;
+using PanelCode = std::int8_t;
+inline constexpr int kPanelSteps = 8, kStepColumns = 4;  // of a group
+
+template <Input>
+struct StepOrder {
+    static HEADRACE_INLINE V32 in_steps(V32 codes) { return codes; }
+};
+
+// 32 columns of eight rows, four in each lane.
+template <int kStep>
+inline void put_words(const V32 (&words)[8], PanelCode (*to)[kStep], int row) {
+    for (int i = 0; i < 8; ++i) store32(to[i] + row * 4, words[i]);
+}
+
+// Eight rows of 32 columns: four bytes of all rows next to each other.
+template <int kStep>
+inline void put_eight_rows(const V32 (&r)[8], PanelCode (*to)[kStep], int row) {
+    V32 a[8], b[8];
+    for (int i = 0; i < 4; ++i) {
+        a[2 * i] = zip32_low(r[2 * i], r[2 * i + 1]);
+        a[2 * i + 1] = zip32_high(r[2 * i], r[2 * i + 1]);
+    }
+    for (int i = 0; i < 2; ++i)
+        for (int j = 0; j < 2; ++j) {
+            b[4 * i + 2 * j] = zip64_low(a[4 * i + j], a[4 * i + 2 + j]);
+            b[4 * i + 2 * j + 1] = zip64_high(a[4 * i + j], a[4 * i + 2 + j]);
+        }
+    for (int i = 0; i < 4; ++i) {
+        store32(to[i] + row * 4, put_together(low_half(b[i]), low_half(b[4 + i])));
+        store32(to[4 + i] + row * 4, put_together(high_half(b[i]), high_half(b[4 + i])));
+    }
+}
+#else
 // Sums of a panel's rows, of which a step has pairs of columns.
 #if defined(HEADRACE_SIMD_AVX512)
 struct Ints {
@@ -286,5 +322,6 @@ inline void put_eight_rows(const V32 (&r)[8], PanelCode (*to)[kStep], int row) {
         }
     }
 }
+#endif
 
 }  // namespace headrace::HEADRACE_ISA

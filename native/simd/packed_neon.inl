@@ -284,6 +284,31 @@ HEADRACE_INLINE F8 sums_of_lanes(const F8 (&v)[8]) {
     };
     return {four(0), four(4)};
 }
+// to[i]: lane i of every vector.
+HEADRACE_INLINE void turn_eight(const F8 (&v)[8], F8 (&to)[8]) {
+    const auto four = [](float32x4_t a, float32x4_t b, float32x4_t c, float32x4_t d, auto&& put) {
+        const auto pair = [](float32x4_t x, float32x4_t y) {
+            return vreinterpretq_f32_f64(
+                vzip1q_f64(vreinterpretq_f64_f32(x), vreinterpretq_f64_f32(y)));
+        };
+        const auto rest = [](float32x4_t x, float32x4_t y) {
+            return vreinterpretq_f32_f64(
+                vzip2q_f64(vreinterpretq_f64_f32(x), vreinterpretq_f64_f32(y)));
+        };
+        const float32x4_t ab = vtrn1q_f32(a, b), cd = vtrn1q_f32(c, d);
+        const float32x4_t odd_ab = vtrn2q_f32(a, b), odd_cd = vtrn2q_f32(c, d);
+        put(0, pair(ab, cd));
+        put(1, pair(odd_ab, odd_cd));
+        put(2, rest(ab, cd));
+        put(3, rest(odd_ab, odd_cd));
+    };
+    four(v[0].low, v[1].low, v[2].low, v[3].low, [&](int i, float32x4_t f) { to[i].low = f; });
+    four(v[4].low, v[5].low, v[6].low, v[7].low, [&](int i, float32x4_t f) { to[i].high = f; });
+    four(v[0].high, v[1].high, v[2].high, v[3].high,
+         [&](int i, float32x4_t f) { to[4 + i].low = f; });
+    four(v[4].high, v[5].high, v[6].high, v[7].high,
+         [&](int i, float32x4_t f) { to[4 + i].high = f; });
+}
 HEADRACE_INLINE int sum_of_words(V32 v) { return vaddvq_s32(vaddq_s32(s32(v.low), s32(v.high))); }
 HEADRACE_INLINE int most_of_words(V32 v) { return vmaxvq_s32(vmaxq_s32(s32(v.low), s32(v.high))); }
 

@@ -163,6 +163,23 @@ HEADRACE_INLINE F8 sums_of_lanes(const F8 (&v)[8]) {
     return add(_mm256_permute2f128_ps(four[0], four[1], 0x20),
                _mm256_permute2f128_ps(four[0], four[1], 0x31));
 }
+// to[i]: lane i of every vector.
+HEADRACE_INLINE void turn_eight(const F8 (&v)[8], F8 (&to)[8]) {
+    F8 two[8], four[8];
+    for (int i = 0; i < 4; ++i) {
+        two[2 * i] = _mm256_unpacklo_ps(v[2 * i], v[2 * i + 1]);
+        two[2 * i + 1] = _mm256_unpackhi_ps(v[2 * i], v[2 * i + 1]);
+    }
+    for (int i = 0; i < 2; ++i)
+        for (int j = 0; j < 2; ++j) {
+            four[4 * i + 2 * j] = _mm256_shuffle_ps(two[4 * i + j], two[4 * i + 2 + j], 0x44);
+            four[4 * i + 2 * j + 1] = _mm256_shuffle_ps(two[4 * i + j], two[4 * i + 2 + j], 0xee);
+        }
+    for (int i = 0; i < 4; ++i) {
+        to[i] = _mm256_permute2f128_ps(four[i], four[4 + i], 0x20);
+        to[4 + i] = _mm256_permute2f128_ps(four[i], four[4 + i], 0x31);
+    }
+}
 HEADRACE_INLINE int sum_of_words(V32 v) {
     V16 four = _mm_add_epi32(low_half(v), high_half(v));
     four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));

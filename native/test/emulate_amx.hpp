@@ -61,9 +61,26 @@ inline float bf16(std::uint16_t h) {
     return std::bit_cast<float>(static_cast<std::uint32_t>(h) << 16);
 }
 
-inline void multiply(int c, int a, int b) {
+inline void demand_product(int c, int a, int b) {
     demand(tiles.ready && tiles.rows(c) == tiles.rows(a) && tiles.nbytes(c) == tiles.nbytes(b));
     demand(tiles.nbytes(a) == 4 * tiles.rows(b));
+}
+
+inline void multiply_bytes(int c, int a, int b) {
+    demand_product(c, a, b);
+    for (int m = 0; m < tiles.rows(c); ++m)
+        for (int n = 0; n < tiles.nbytes(c) / 4; ++n) {
+            std::int32_t sum;
+            std::memcpy(&sum, &tiles.data[c][m][4 * n], sizeof sum);
+            for (int k = 0; k < tiles.nbytes(a); ++k)
+                sum += static_cast<std::int8_t>(tiles.data[a][m][k]) *
+                       static_cast<std::int8_t>(tiles.data[b][k / 4][4 * n + k % 4]);
+            std::memcpy(&tiles.data[c][m][4 * n], &sum, sizeof sum);
+        }
+}
+
+inline void multiply(int c, int a, int b) {
+    demand_product(c, a, b);
     for (int m = 0; m < tiles.rows(c); ++m)
         for (int n = 0; n < tiles.nbytes(c) / 4; ++n) {
             float sum = tiles.word(c, m, n);
@@ -86,9 +103,11 @@ inline void multiply(int c, int a, int b) {
 #undef _tile_loadd
 #undef _tile_stored
 #undef _tile_dpbf16ps
+#undef _tile_dpbssd
 #define _tile_loadconfig(config) headrace::emulated::load_config(config)
 #define _tile_release() (headrace::emulated::tiles.ready = false)
 #define _tile_zero(t) std::memset(headrace::emulated::tiles.data[t], 0, 1024)
 #define _tile_loadd(t, from, stride) headrace::emulated::load(t, from, stride)
 #define _tile_stored(t, to, stride) headrace::emulated::store(t, to, stride)
 #define _tile_dpbf16ps(c, a, b) headrace::emulated::multiply(c, a, b)
+#define _tile_dpbssd(c, a, b) headrace::emulated::multiply_bytes(c, a, b)

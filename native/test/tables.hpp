@@ -30,7 +30,7 @@ inline std::vector<const KernelTable*> tables_to_test(bool matrices) {
     if (any || cpu().avx512) tables.push_back(&avx512::table());
     if (any || cpu().avx512_vnni) tables.push_back(&avx512vnni::table());
     if (matrices && (any || cpu().avx512_bf16)) tables.push_back(&avx512bf16::table());
-    if (matrices && (any || cpu().amx_bf16)) tables.push_back(&amx::table());
+    if (any || cpu().amx) tables.push_back(&amx::table());
 #endif
 #elif defined(__aarch64__)
     tables.push_back(&neon::table());
@@ -48,6 +48,7 @@ inline std::vector<std::pair<const KernelTable*, const KernelTable*>> tables_of_
     const bool any = kTranslated && cpu().avx2;
     if (any || cpu().avx_vnni) pairs.emplace_back(&avx2::table(), &avxvnni::table());
     if (any || cpu().avx512_vnni) pairs.emplace_back(&avx512::table(), &avx512vnni::table());
+    if (any || cpu().amx) pairs.emplace_back(&avx512vnni::table(), &amx::table());
 #elif defined(__aarch64__)
     if (cpu().dot_products) pairs.emplace_back(&neon::table(), &neondot::table());
     if (cpu().byte_matrices) pairs.emplace_back(&neon::table(), &neonmm::table());

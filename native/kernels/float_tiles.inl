@@ -1,0 +1,455 @@
+// Many tokens on tiles with weights that are exact in bfloat16: E4M3, and E2M1 with scales of four
+// bits or powers of two. Activations are two bfloat16 each, what the first leaves out in the
+// second, so their error is 2^-17 of each.
+//
+// A token's sums are its own row of C; they walk the columns upwards, 32 at a time, whatever shares
+// the call. Columns of a group are in the order in which bytes of words come apart: even ones of
+// every four, then odd ones.
+
+namespace headrace::HEADRACE_ISA {
+
+inline constexpr int kWideRows = 2 * kTile, kWideTokens = 2 * kTile;
+inline constexpr int kWideTiles = 4;  // of tokens, whose bytes stay in L2 for all rows of a piece
+
+using WidePair = std::uint16_t[kTile][2];  // two columns of 16 rows
+
+struct alignas(64) WidePanel {
+    WidePair w[kStripGroups][2][16];
+    float scale[kStripGroups][kWideRows];  // of a span, where its last group is
+    float whole[kWideRows];                // of a row
+};
+
+struct alignas(64) WideGroup {
+    std::uint16_t high[kTile][32], low[kTile][32];
+};
+
+// Rounded to nearest even; what is no number stays so.
+HEADRACE_INLINE __m512i bf16_bits(__m512 x) {
+    const __m512i u = _mm512_castps_si512(x);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+    const __m512i up = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __m512i nan = _mm512_or_si512(u, _mm512_set1_epi32(0x400000));
+    const __mmask16 is = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    return _mm512_and_si512(_mm512_mask_blend_epi32(is, up, nan),
+                            _mm512_set1_epi32(static_cast<int>(0xffff0000)));
+}
+
+// Where 32 columns go: 16 bits each, of the first 16 columns before the others.
+struct WideOrder {
+    alignas(64) std::uint16_t of[32];
+};
+inline constexpr WideOrder kWideOrder = [] {
+    WideOrder order{};
+    for (int word = 0; word < 8; ++word)
+        for (int i = 0; i < 4; ++i)
+            order.of[word * 4 + i] = static_cast<std::uint16_t>(word * 4 + i % 2 * 2 + i / 2);
+    return order;
+}();
+
+HEADRACE_INLINE __m512i in_wide_order(__m512i first, __m512i second) {
+    const __m512i both = _mm512_inserti64x4(
+        _mm512_castsi256_si512(_mm512_cvtepi32_epi16(_mm512_srli_epi32(first, 16))),
+        _mm512_cvtepi32_epi16(_mm512_srli_epi32(second, 16)), 1);
+    return _mm512_permutexvar_epi16(load_words(kWideOrder.of), both);
+}
+
+inline void put_wide_tokens(const float* const* x, int tokens, int groups, WideGroup* to) {
+    for (int t = 0; t < kTile; ++t)
+        for (int g = 0; g < groups; ++g) {
+            __m512i high = _mm512_setzero_si512(), low = high;
+            if (t < tokens) {
+                __m512i h[2], l[2];
+                for (int i = 0; i < 2; ++i) {
+                    const __m512 v = _mm512_loadu_ps(x[t] + g * 32 + i * 16);
+                    h[i] = bf16_bits(v);
+                    l[i] = bf16_bits(_mm512_sub_ps(v, _mm512_castsi512_ps(h[i])));
+                }
+                high = in_wide_order(h[0], h[1]);
+                low = in_wide_order(l[0], l[1]);
+            }
+            std::memcpy(to[g].high[t], &high, sizeof high);
+            std::memcpy(to[g].low[t], &low, sizeof low);
+        }
+}
+
+// Weights of a format, put into a panel: groups [from, from + groups) of rows [row, row + 32), past
+// the last row that one again. `span` groups share what a panel's scale is.
+
+// Words of four codes of 16 rows as the bfloat16 of a table, times float32 of each row.
+HEADRACE_INLINE __m512i times_rows(__m512i pairs, __m512 scale) {
+    const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+    const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+    const __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(pairs, upper));
+    const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(_mm512_mul_ps(even, scale)), 16);
+    const __m512i high = _mm512_castps_si512(_mm512_mul_ps(odd, scale));
+    return _mm512_or_si512(low, _mm512_and_si512(high, upper));
+}
+
+HEADRACE_INLINE void put_pair(WidePair& to, __m512i pairs) {
+    std::memcpy(to, &pairs, sizeof pairs);
+}
+
+// Codes that are twice an E2M1: by their low five bits.
+struct WideSteps {
+    alignas(64) std::uint16_t of[32];
+};
+inline constexpr WideSteps kWideSteps = [] {
+    WideSteps table{};
+    for (int code = -12; code <= 12; ++code)
+        table.of[code & 31] = static_cast<std::uint16_t>(
+            std::bit_cast<std::uint32_t>(static_cast<float>(code)) >> 16);
+    return table;
+}();
+
+// C's codes and scales, by way of a panel of bytes.
+template <class C, Input kInput>
+struct WideCodes {
+    using Row = FixedRow;
+    StripPanel bytes;
+
+    static bool fits(const Tiles& t) { return C::fits(t); }
+    static int span(const Tiles&) { return kStripGroups; }
+    void fill(WidePanel& p, const Dot& d, const Tiles& tiles, int row, int from, int groups) {
+        fill_strip<C, kInput>(bytes, d, tiles, row, from, groups);
+        const __m512i table = load_words(kWideSteps.of);
+        for (int g = 0; g < groups; ++g)
+            for (int r = 0; r < 2; ++r)
+                for (int word = 0; word < 8; ++word) {
+                    const __m512i v = load_words(bytes.q[g][word] + r * 64);
+                    const __m512 scale = _mm512_loadu_ps(
+                        bytes.scale[g][C::kHalves ? word / 4 : 0] + r * kTile);
+                    const __m512i even = _mm512_permutexvar_epi16(v, table);
+                    const __m512i odd = _mm512_permutexvar_epi16(_mm512_srli_epi16(v, 8), table);
+                    put_pair(p.w[g][r][2 * word], times_rows(even, scale));
+                    put_pair(p.w[g][r][2 * word + 1], times_rows(odd, scale));
+                }
+        std::fill_n(p.scale[groups - 1], kWideRows, 1.0f);
+    }
+    static void put_whole(WidePanel& p, const Dot& d, const Tiles& tiles, int row) {
+        for (int r = 0; r < kWideRows; ++r)
+            p.whole[r] = C::whole_of(tiles.tile(std::min(row + r, d.rows - 1)));
+    }
+    static void ask(const Dot& d, const Tiles& tiles, int row, int from, int groups) {
+        ask_for_strip<C>(d, tiles, row, from, groups);
+    }
+};
+
+// NVFP4 without the scale of a tensor, which is none of bfloat16's.
+struct CodesNVFP4InBlocks : CodesNVFP4 {
+    CodesNVFP4InBlocks(const std::byte* w, const Tiles& t) : CodesNVFP4(w, t) { whole = 1.0f; }
+    static float whole_of(const std::byte* tile) { return load_as<float>(tile); }
+};
+
+// E2M1, by four bits that one of other bits may be above.
+inline constexpr WideSteps kWideE2M1 = [] {
+    WideSteps table{};
+    for (int code = 0; code < 32; ++code)
+        table.of[code] =
+            static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(kE2M1[code & 15]) >> 16);
+    return table;
+}();
+
+// MXFP4 in lanes: a power of two is added to the exponents.
+struct WideMXFP4 {
+    using Row = FixedRow;
+
+    static bool fits(const Tiles&) { return true; }
+    static int span(const Tiles&) { return kStripGroups; }
+    void fill(WidePanel& p, const Dot& d, const Tiles& tiles, int row, int from, int groups) {
+        for (int r = 0; r < 2; ++r) {
+            const std::byte* group =
+                LanesMXFP4::group(tiles, std::min(row + r * kTile, d.rows - 1), from);
+            for (int g = 0; g < groups; ++g, group += LanesMXFP4::kGroupNbytes)
+                put_group(p.w[g][r], group);
+        }
+        std::fill_n(p.scale[groups - 1], kWideRows, 1.0f);
+    }
+    static HEADRACE_INLINE void put_group(WidePair* to, const std::byte* group) {
+        const __m512i e = _mm512_cvtepu8_epi32(load16(group));
+        const __m512i bits =
+            _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(127)), 7);
+        const __m512i more = _mm512_or_si512(
+            _mm512_and_si512(bits, _mm512_set1_epi32(0xffff)), _mm512_slli_epi32(bits, 16));
+        // Such that 0.5 is normal and 6 is finite.
+        const __m512i above = _mm512_sub_epi32(e, _mm512_set1_epi32(2));
+        const bool plain = _mm512_cmpgt_epu32_mask(above, _mm512_set1_epi32(250)) == 0;
+        float scale[kTile];
+        if (!plain)
+            for (int r = 0; r < kTile; ++r) scale[r] = float_from_e8m0(group[r]);
+        const __m512i table = load_words(kWideE2M1.of);
+        const auto put = [&](int pair, __m512i at) {
+            const __m512i v = _mm512_permutexvar_epi16(at, table);
+            if (!plain) return put_pair(to[pair], times_rows(v, _mm512_loadu_ps(scale)));
+            const __mmask32 some = _mm512_test_epi16_mask(v, _mm512_set1_epi16(0x7fff));
+            put_pair(to[pair], _mm512_mask_add_epi16(v, some, v, more));
+        };
+        for (int i = 0; i < 4; ++i) {
+            const __m512i v = load_words(group + kLaneRows + i * 64);
+            put(2 * i, v);
+            put(2 * i + 1, _mm512_srli_epi16(v, 8));
+            put(8 + 2 * i, _mm512_srli_epi16(v, 4));
+            put(8 + 2 * i + 1, _mm512_srli_epi16(v, 12));
+        }
+    }
+    static void put_whole(WidePanel& p, const Dot&, const Tiles&, int) {
+        std::fill_n(p.whole, kWideRows, 1.0f);
+    }
+    static void ask(const Dot& d, const Tiles& tiles, int row, int from, int groups) {
+        ask_for_strip<LanesMXFP4>(d, tiles, row, from, groups);
+    }
+};
+
+// E4M3 as bfloat16, its upper and its lower bytes by its seven bits without the sign.
+struct WideE4M3 {
+    alignas(64) std::uint8_t high[128], low[128];
+};
+inline constexpr WideE4M3 kWideE4M3 = [] {
+    WideE4M3 table{};
+    for (int code = 0; code < 128; ++code) {
+        const auto bits = std::bit_cast<std::uint32_t>(float_from_e4m3(code)) >> 16;
+        table.high[code] = static_cast<std::uint8_t>(bits >> 8);
+        table.low[code] = static_cast<std::uint8_t>(bits);
+    }
+    return table;
+}();
+
+struct WideFP8 {
+    using Row = WideRow;
+    alignas(64) PanelCode bytes[kStripGroups][kPanelSteps][kStripRows * kStepColumns];
+
+    static int group(const Tiles& t) {
+        return kind_of(t.format) == kFP8Row ? t.columns : group_of(t.format);
+    }
+    static bool fits(const Tiles& t) {
+        return t.columns % 32 == 0 && (group(t) % (32 * kStripGroups) == 0 ||
+                                       group(t) == t.columns || group(t) == 128);
+    }
+    static int span(const Tiles& t) {
+        return group(t) == t.columns ? kStripGroups : std::min(kStripGroups, group(t) / 32);
+    }
+    static const std::byte* codes(const Tiles& t, int row) {
+        const int groups = (t.columns + group(t) - 1) / group(t);
+        return t.tile(row) + groups * 4 +
+               static_cast<std::ptrdiff_t>(row % tile_rows(t.format)) * t.columns;
+    }
+    static float scale(const Tiles& t, int row, int column) {
+        return load_as<float>(t.tile(row) + column / group(t) * 4);
+    }
+    void fill(WidePanel& p, const Dot& d, const Tiles& tiles, int row, int from, int groups) {
+        const std::byte* q[kWideRows];
+        for (int r = 0; r < kWideRows; ++r)
+            q[r] = codes(tiles, std::min(row + r, d.rows - 1)) + from * 32;
+        // All of them first: a load of 64 bytes waits for two stores of 32 that are under way.
+        for (int g = 0; g < groups; ++g)
+            for (int eight = 0; eight < kWideRows; eight += 8) {
+                V32 rows[8];
+                for (int r = 0; r < 8; ++r) rows[r] = load32(q[eight + r] + g * 32);
+                put_eight_rows(rows, bytes[g], eight);
+            }
+        for (int g = 0; g < groups; ++g)
+            for (int r = 0; r < 2; ++r)
+                for (int word = 0; word < 8; ++word)
+                    put_words_of_rows(load_words(bytes[g][word] + r * 64), &p.w[g][r][2 * word]);
+        if (group(tiles) == tiles.columns) return put_ones(p.scale[groups - 1]);
+        const int each = span(tiles);
+        for (int g = 0; g < groups; g += each) {
+            float* to = p.scale[std::min(g + each, groups) - 1];
+            for (int r = 0; r < kWideRows; ++r)
+                to[r] = scale(tiles, std::min(row + r, d.rows - 1), (from + g) * 32);
+        }
+    }
+    static void put_ones(float* to) { std::fill_n(to, kWideRows, 1.0f); }
+    static HEADRACE_INLINE void put_words_of_rows(__m512i v, WidePair* to) {
+        const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
+        const __m512i at = _mm512_andnot_si512(sign, v);
+        const auto* table = &kWideE4M3;
+        const __m512i high = _mm512_or_si512(
+            _mm512_permutex2var_epi8(load_words(table->high), at, load_words(table->high + 64)),
+            _mm512_and_si512(sign, v));
+        const __m512i low =
+            _mm512_permutex2var_epi8(load_words(table->low), at, load_words(table->low + 64));
+        const __m512i lower = _mm512_set1_epi16(255);
+        const __m512i even = _mm512_or_si512(_mm512_and_si512(lower, low),
+                                             _mm512_slli_epi16(high, 8));
+        const __m512i odd = _mm512_or_si512(_mm512_srli_epi16(low, 8),
+                                            _mm512_andnot_si512(lower, high));
+        put_pair(to[0], even);
+        put_pair(to[1], odd);
+    }
+    static void put_whole(WidePanel& p, const Dot& d, const Tiles& tiles, int row) {
+        for (int r = 0; r < kWideRows; ++r)
+            p.whole[r] = group(tiles) == tiles.columns
+                             ? scale(tiles, std::min(row + r, d.rows - 1), 0)
+                             : 1.0f;
+    }
+    static void ask(const Dot& d, const Tiles& tiles, int row, int from, int groups) {
+        for (int r = row; r < std::min(row + kWideRows, d.rows); ++r)
+            ask_for(codes(tiles, r) + from * 32, codes(tiles, r) + (from + groups) * 32);
+    }
+};
+
+// Sums of a span: [tile of tokens, tile of rows].
+struct alignas(64) WideSums {
+    float of[2][2][kTile][kTile];
+};
+
+HEADRACE_INLINE void zero_wide_sums() {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+}
+
+// Groups [g, g + groups) of 32 rows with one tile of tokens or two, `apart` from each other.
+template <bool kTwo>
+HEADRACE_INLINE void multiply_span(const WidePanel& p, const WideGroup* x, std::ptrdiff_t apart,
+                                   int g, int groups, WideSums& sums) {
+    zero_wide_sums();
+    for (int i = g; i < g + groups; ++i) {
+        _tile_loadd(6, p.w[i][0], 64);
+        _tile_loadd(7, p.w[i][1], 64);
+        _tile_loadd(4, x[i].high, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        if constexpr (kTwo) {
+            _tile_loadd(5, x[apart + i].high, 64);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+        _tile_loadd(4, x[i].low, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        if constexpr (kTwo) {
+            _tile_loadd(5, x[apart + i].low, 64);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_stored(0, sums.of[0][0], 64);
+    _tile_stored(1, sums.of[0][1], 64);
+    if constexpr (kTwo) {
+        _tile_stored(2, sums.of[1][0], 64);
+        _tile_stored(3, sums.of[1][1], 64);
+    }
+}
+
+// to[t * kWideRows] += the panel's products, of up to 32 tokens.
+inline void multiply_panel(const WidePanel& p, const WideGroup* x, std::ptrdiff_t apart,
+                           int groups, int span, int tokens, float* to) {
+    WideSums sums;
+    for (int g = 0; g < groups; g += span) {
+        const int many = std::min(span, groups - g);
+        memory_barrier();
+        if (tokens > kTile)
+            multiply_span<true>(p, x, apart, g, many, sums);
+        else
+            multiply_span<false>(p, x, apart, g, many, sums);
+        memory_barrier();
+        const float* scale = p.scale[g + many - 1];
+        for (int t = 0; t < tokens; ++t)
+            for (int r = 0; r < 2; ++r) {
+                float* at = to + t * kWideRows + r * kTile;
+                fma(F32::load(sums.of[t / kTile][r][t % kTile]), F32::load(scale + r * kTile),
+                    F32::load(at))
+                    .store(at);
+            }
+    }
+}
+
+inline int wide_tokens(int tokens) {
+    return std::min(kWideTiles, (tokens + kTile - 1) / kTile) * kTile;
+}
+
+template <class W>
+inline std::size_t wide_scratch_nbytes(int columns, int tokens) {
+    const auto block = static_cast<std::size_t>(wide_tokens(tokens));
+    return sizeof(WidePanel) + (sizeof(W) + 63) / 64 * 64 +
+           block / kTile * static_cast<std::size_t>(columns) / 32 * sizeof(WideGroup) +
+           block * kWideRows * sizeof(float) + pointers_nbytes(tokens);
+}
+
+// All rows with `tokens` of a block, from `first` on.
+template <class W>
+inline void wide_block(const Dot& d, const Tiles& tiles, const WideGroup* x, int first, int tokens,
+                       WidePanel& panel, W& format, float* sums) {
+    const int groups = d.columns / 32, span = W::span(tiles);
+    for (int row = 0; row < d.rows; row += kWideRows) {
+        std::memset(sums, 0, static_cast<std::size_t>(tokens * kWideRows) * sizeof(float));
+        for (int g = 0; g < groups; g += kStripGroups) {
+            const int many = std::min(kStripGroups, groups - g);
+            format.fill(panel, d, tiles, row, g, many);
+            const bool last = g + many == groups;
+            W::ask(d, tiles, last ? row + kWideRows : row, last ? 0 : g + many,
+                   std::min(kStripGroups, last ? groups : groups - g - many));
+            for (int t = 0; t < tokens; t += kWideTokens)
+                multiply_panel(panel, x + t / kTile * groups + g, groups, many, span,
+                               std::min(kWideTokens, tokens - t), sums + t * kWideRows);
+        }
+        W::put_whole(panel, d, tiles, row);
+        const int rows = std::min(kWideRows, d.rows - row);
+        for (int t = 0; t < tokens; ++t) {
+            float* at = sums + t * kWideRows;
+            for (int r = 0; r < kWideRows; r += kTile)
+                (F32::load(at + r) * F32::load(panel.whole + r)).store(at + r);
+            std::memcpy(d.out + static_cast<std::size_t>(first + t) * d.out_stride + row, at,
+                        static_cast<std::size_t>(rows) * sizeof(float));
+        }
+    }
+}
+
+template <class W>
+inline void wide_run(const Dot& d) {
+    const Tiles tiles{d.w, d.w_stride, d.columns, d.format};
+    const int block = wide_tokens(d.tokens), groups = d.columns / 32;
+    auto& panel = *reinterpret_cast<WidePanel*>(d.scratch);
+    auto& format = *reinterpret_cast<W*>(d.scratch + sizeof(WidePanel));
+    auto* packed = reinterpret_cast<WideGroup*>(d.scratch + sizeof(WidePanel) +
+                                                (sizeof(W) + 63) / 64 * 64);
+    auto* sums = reinterpret_cast<float*>(packed + block / kTile * groups);
+    auto** x = reinterpret_cast<const float**>(sums + block * kWideRows);
+    for (int t = 0; t < d.tokens; ++t) x[t] = typename W::Row(d.x[t], d.columns).x;
+    TileConfig config;
+    for (int tile = 0; tile < 8; ++tile) config.set(tile, kTile, 64);
+    load_config(config);
+    for (int first = 0; first < d.tokens; first += block) {
+        const int tokens = std::min(block, d.tokens - first);
+        for (int t = 0; t < tokens; t += kTile)
+            put_wide_tokens(x + first + t, tokens - t, groups, packed + t / kTile * groups);
+        wide_block<W>(d, tiles, packed, first, tokens, panel, format, sums);
+    }
+    _tile_release();
+}
+
+// W for many tokens where it can, else what the kernel was.
+template <class W, void (*kElse)(const Dot&)>
+void wide_or_else(const Dot& d) {
+    if (d.tokens > 3 && W::fits({d.w, d.w_stride, d.columns, d.format})) return wide_run<W>(d);
+    kElse(d);
+}
+
+template <class W, std::size_t (*kElse)(int, int, int)>
+std::size_t wide_or_else_nbytes(int rows, int columns, int tokens) {
+    return std::max(wide_scratch_nbytes<W>(columns, tokens), kElse(rows, columns, tokens));
+}
+
+inline void put_wide_kernels(KernelTable& t) {
+    using NVFP4 = WideCodes<CodesNVFP4InBlocks, kFoursInput>;
+    t.fast[kNVFP4] = {
+        kFoursInput, kTileTokens,
+        wide_or_else<NVFP4, many_run<FixedNVFP4, CodesNVFP4, unpack_nvfp4>>,
+        wide_or_else_nbytes<NVFP4, many_scratch_nbytes>, strips_tile_rows};
+    t.fast[kGgmlMXFP4] = {LanesMXFP4::kInput,
+                          kTileTokens,
+                          wide_or_else<WideMXFP4, lanes_run<LanesMXFP4>>,
+                          wide_or_else_nbytes<WideMXFP4, lanes_scratch_nbytes>,
+                          strips_tile_rows,
+                          LanesMXFP4::kStreams * kLaneRows};
+    t.fast[kFP8Block] = {kWideInput, kTileTokens,
+                         wide_or_else<WideFP8, e4m3_run<false, unpack_fp8_block>>,
+                         wide_or_else_nbytes<WideFP8, fixed_scratch_nbytes>, strips_tile_rows};
+    t.fast[kFP8Row] = {kWideInput, kTileTokens,
+                       wide_or_else<WideFP8, e4m3_run<false, unpack_fp8_row>>,
+                       wide_or_else_nbytes<WideFP8, fixed_scratch_nbytes>, strips_tile_rows};
+}
+
+}  // namespace headrace::HEADRACE_ISA
