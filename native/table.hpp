@@ -40,7 +40,7 @@ enum Input : int {
     kHalvesInput,
     kSixteensInput,  // as kEvensInput, with sums of 16 columns; of whole blocks alone
     kPlanesInput,
-    kWideInput,  // floats in the order of kFoursInput, times 2^60, and the floats themselves
+    kWideInput,  // of each 32 columns the even ones and the odd ones, and all as they were
     kInputs
 };
 

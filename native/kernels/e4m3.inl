@@ -4,7 +4,7 @@
 
 namespace headrace::HEADRACE_ISA {
 
-// A row of kWideInput: of each 32 columns every fourth, times 2^60, and the row as it was.
+// A row of kWideInput: of each 32 columns the even ones, then the odd ones, and the row as it was.
 struct WideRow {
     const float *wide, *x;
 
@@ -22,24 +22,42 @@ inline void put_wide(std::byte* row, int columns, int first, const float* x, int
         float v[32] = {};
         std::memcpy(v, x + k, static_cast<std::size_t>(std::min(32, n - k)) * sizeof(float));
         float* to = const_cast<float*>(at.wide) + first + k;
-        for (int i = 0; i < 32; ++i) to[i % 4 * 8 + i / 4] = v[i] * 0x1p60f;
+        for (int i = 0; i < 32; ++i) to[i % 2 * 16 + i / 2] = v[i];
     }
 }
 
-// Every fourth of 32 E4M3 as float32 times 2^-120: their bits, moved. What is subnormal there is so
-// here, too; the activations' 2^60 keeps the products clear of that.
-struct Wide {
-    F8 of[4];
-};
-
-HEADRACE_INLINE Wide e4m3_wide(V32 codes) {
-    const V32 bits = each16(0x87f0);
-    const V32 upper = each32(static_cast<int>(0xffff0000));
-    const V32 even = bits_and(down16(left16(codes, 8), 4), bits);
-    const V32 odd = bits_and(down16(codes, 4), bits);
-    return {{as_floats(left32(even, 16)), as_floats(left32(odd, 16)),
-             as_floats(bits_and(even, upper)), as_floats(bits_and(odd, upper))}};
+// As many floats as a register of the set takes.
+#if defined(HEADRACE_SIMD_AVX512)
+using WideFloats = F32;
+HEADRACE_INLINE F32 wide_same(float f) { return F32::set1(f); }
+HEADRACE_INLINE F32 load_wide(const float* p) { return F32::load(p); }
+HEADRACE_INLINE F32 mul(F32 a, F32 b) { return a * b; }
+HEADRACE_INLINE F32 add(F32 a, F32 b) { return a + b; }
+HEADRACE_INLINE float sum_of_lanes(F32 v) { return v.reduce_add(); }
+HEADRACE_INLINE void floats_of_halves(V32 v, F32 (&to)[1]) { to[0] = {_mm512_cvtph_ps(v)}; }
+#else
+using WideFloats = F8;
+HEADRACE_INLINE F8 wide_same(float f) { return same(f); }
+HEADRACE_INLINE F8 load_wide(const float* p) { return load_floats(p); }
+HEADRACE_INLINE void floats_of_halves(V32 v, F8 (&to)[2]) {
+    to[0] = floats_of_f16(low_half(v));
+    to[1] = floats_of_f16(high_half(v));
 }
+#endif
+inline constexpr int kWideLanes = sizeof(WideFloats) / sizeof(float), kWideParts = 16 / kWideLanes;
+
+// 32 E4M3 times 2^-8 as float32, by way of float16, which they are the upper parts of: float32
+// whose bits they are would be subnormal where they are, and an Intel core takes 150 cycles for
+// such.
+struct Wide {
+    WideFloats even[kWideParts], odd[kWideParts];
+
+    explicit HEADRACE_INLINE Wide(V32 codes) {
+        const V32 bits = each16(0xbf80);
+        floats_of_halves(bits_and(down16(left16(codes, 8), 1), bits), even);
+        floats_of_halves(bits_and(down16(codes, 1), bits), odd);
+    }
+};
 
 // The codes 127 and 255 are no numbers, but finite here: a row remembers whether it met one.
 struct E4M3Nans {
@@ -57,21 +75,24 @@ struct E4M3Nans {
 };
 
 template <int T>
-HEADRACE_INLINE void e4m3_step(V32 codes, const WideRow (&x)[T], int k, F8 (&sum)[T][2],
+HEADRACE_INLINE void e4m3_step(V32 codes, const WideRow (&x)[T], int k, WideFloats (&sum)[T][2],
                                E4M3Nans& nans) {
     nans.meet(codes);
-    const Wide w = e4m3_wide(codes);
-    for (int i = 0; i < 4; ++i)
-        for (int t = 0; t < T; ++t)
-            sum[t][i % 2] = fma(w.of[i], load_floats(x[t].wide + k + i * 8), sum[t][i % 2]);
+    const Wide w(codes);
+    for (int i = 0; i < kWideParts; ++i)
+        for (int t = 0; t < T; ++t) {
+            const float* at = x[t].wide + k + i * kWideLanes;
+            sum[t][0] = fma(w.even[i], load_wide(at), sum[t][0]);
+            sum[t][1] = fma(w.odd[i], load_wide(at + 16), sum[t][1]);
+        }
 }
 
 // Columns [from, from + n) of one row with T tokens.
 template <int T>
 HEADRACE_INLINE void e4m3_products(const std::byte* q, const WideRow (&x)[T], int from, int n,
-                                   F8 (&part)[T], E4M3Nans& nans) {
-    F8 sum[T][2];
-    for (int t = 0; t < T; ++t) sum[t][0] = sum[t][1] = no_floats();
+                                   WideFloats (&part)[T], E4M3Nans& nans) {
+    WideFloats sum[T][2];
+    for (int t = 0; t < T; ++t) sum[t][0] = sum[t][1] = wide_same(0.0f);
     int k = from;
     for (; k + 32 <= from + n; k += 32) e4m3_step<T>(load32(q + k), x, k, sum, nans);
     if (k < from + n) {
@@ -82,42 +103,43 @@ HEADRACE_INLINE void e4m3_products(const std::byte* q, const WideRow (&x)[T], in
     for (int t = 0; t < T; ++t) part[t] = add(sum[t][0], sum[t][1]);
 }
 
-// E8M0 times 2^60, where that is a number.
+// E8M0 times 2^8, where that is a number.
 struct WideScales {
     float of[256];
 };
 inline constexpr WideScales kWideE8M0 = [] {
     WideScales table{};
-    table.of[0] = 0x1p-67f;
-    for (int i = 1; i < 255; ++i) table.of[i] = i < 195 ? 2.0f * table.of[i - 1] : 0x1p127f;
+    table.of[0] = 0x1p-119f;
+    for (int i = 1; i < 255; ++i) table.of[i] = i < 247 ? 2.0f * table.of[i - 1] : 0x1p127f;
     table.of[255] = std::bit_cast<float>(0x7fc00000u);
     return table;
 }();
 
 template <bool kMX>
-HEADRACE_INLINE F8 wide_scale(const std::byte* scales, int g) {
-    if constexpr (kMX) return same(kWideE8M0.of[byte_at(scales, g)]);
-    return mul(same(load_as<float>(scales + 4 * g)), same(0x1p60f));
+HEADRACE_INLINE WideFloats wide_scale(const std::byte* scales, int g) {
+    if constexpr (kMX) return wide_same(kWideE8M0.of[byte_at(scales, g)]);
+    return wide_same(load_as<float>(scales + 4 * g) * 256.0f);
 }
 
 // The whole strides of a row, of groups of 32 or of whole strides; where they end.
 template <bool kMX, bool kShort, int T>
 HEADRACE_INLINE int e4m3_strides(const std::byte* scales, const std::byte* q, int group,
-                                 int columns, const WideRow (&x)[T], F8 (&sum)[T], E4M3Nans& nans) {
+                                 int columns, const WideRow (&x)[T], WideFloats (&sum)[T],
+                                 E4M3Nans& nans) {
     int from = 0;
     for (; from + 128 <= columns; from += 128) {
         ask_ahead<128>(q + from);
-        F8 part[T], two[T][2];
-        for (int t = 0; t < T; ++t) two[t][0] = two[t][1] = no_floats();
+        WideFloats part[T], two[T][2];
+        for (int t = 0; t < T; ++t) two[t][0] = two[t][1] = wide_same(0.0f);
         unrolled<4>([&](auto i) {
             const int k = from + i * 32;
             e4m3_step<T>(load32(q + k), x, k, two, nans);
             if (!kShort && i < 3) return;
-            const F8 scale = wide_scale<kMX>(scales, k / group);
+            const WideFloats scale = wide_scale<kMX>(scales, k / group);
             for (int t = 0; t < T; ++t) {
-                const F8 both = add(two[t][0], two[t][1]);
+                const WideFloats both = add(two[t][0], two[t][1]);
                 part[t] = !kShort || i == 0 ? mul(both, scale) : fma(both, scale, part[t]);
-                two[t][0] = two[t][1] = no_floats();
+                two[t][0] = two[t][1] = wide_same(0.0f);
             }
         });
         for (int t = 0; t < T; ++t) sum[t] = add(sum[t], part[t]);
@@ -129,8 +151,8 @@ HEADRACE_INLINE int e4m3_strides(const std::byte* scales, const std::byte* q, in
 template <bool kMX, int T>
 inline void e4m3_row(const Dot& d, const std::byte* scales, const std::byte* q, int group, int row,
                      const WideRow (&x)[T]) {
-    F8 sum[T], part[T];
-    for (int t = 0; t < T; ++t) sum[t] = no_floats();
+    WideFloats sum[T], part[T];
+    for (int t = 0; t < T; ++t) sum[t] = wide_same(0.0f);
     E4M3Nans nans;
     int from = 0;
     if (kMX && group == 32)
@@ -138,7 +160,7 @@ inline void e4m3_row(const Dot& d, const std::byte* scales, const std::byte* q, 
     else if (group % 128 == 0 || group == d.columns)
         from = e4m3_strides<kMX, false>(scales, q, group, d.columns, x, sum, nans);
     for (int g = from / group; from < d.columns; ++g) {
-        const F8 scale = wide_scale<kMX>(scales, g);
+        const WideFloats scale = wide_scale<kMX>(scales, g);
         const int end = std::min(from + group, d.columns);
         for (; from < end; from += 128) {
             e4m3_products<T>(q, x, from, std::min(128, end - from), part, nans);

@@ -53,23 +53,33 @@ HEADRACE_INLINE __m512i in_wide_order(__m512i first, __m512i second) {
     return _mm512_permutexvar_epi16(load_words(kWideOrder.of), both);
 }
 
+// One group of a token.
+HEADRACE_INLINE void put_wide_group(const float* x, std::uint16_t* high, std::uint16_t* low) {
+    __m512i h[2], l[2];
+    for (int i = 0; i < 2; ++i) {
+        const __m512 v = _mm512_loadu_ps(x + i * 16);
+        h[i] = bf16_bits(v);
+        l[i] = bf16_bits(_mm512_sub_ps(v, _mm512_castsi512_ps(h[i])));
+    }
+    const __m512i all[2] = {in_wide_order(h[0], h[1]), in_wide_order(l[0], l[1])};
+    std::memcpy(high, &all[0], sizeof all[0]);
+    std::memcpy(low, &all[1], sizeof all[1]);
+}
+
+// A tile of up to 16 tokens, the others zeros: as many groups at a time as stay in L1.
 inline void put_wide_tokens(const float* const* x, int tokens, int groups, WideGroup* to) {
-    for (int t = 0; t < kTile; ++t)
-        for (int g = 0; g < groups; ++g) {
-            __m512i high = _mm512_setzero_si512(), low = high;
-            if (t < tokens) {
-                __m512i h[2], l[2];
-                for (int i = 0; i < 2; ++i) {
-                    const __m512 v = _mm512_loadu_ps(x[t] + g * 32 + i * 16);
-                    h[i] = bf16_bits(v);
-                    l[i] = bf16_bits(_mm512_sub_ps(v, _mm512_castsi512_ps(h[i])));
+    for (int from = 0; from < groups; from += kStripGroups) {
+        const int end = std::min(from + kStripGroups, groups);
+        for (int t = 0; t < kTile; ++t)
+            for (int g = from; g < end; ++g) {
+                if (t < tokens) {
+                    put_wide_group(x[t] + g * 32, to[g].high[t], to[g].low[t]);
+                    continue;
                 }
-                high = in_wide_order(h[0], h[1]);
-                low = in_wide_order(l[0], l[1]);
+                std::memset(to[g].high[t], 0, sizeof to[g].high[t]);
+                std::memset(to[g].low[t], 0, sizeof to[g].low[t]);
             }
-            std::memcpy(to[g].high[t], &high, sizeof high);
-            std::memcpy(to[g].low[t], &low, sizeof low);
-        }
+    }
 }
 
 // Weights of a format, put into a panel: groups [from, from + groups) of rows [row, row + 32), past
@@ -116,8 +126,8 @@ struct WideCodes {
             for (int r = 0; r < 2; ++r)
                 for (int word = 0; word < 8; ++word) {
                     const __m512i v = load_words(bytes.q[g][word] + r * 64);
-                    const __m512 scale = _mm512_loadu_ps(
-                        bytes.scale[g][C::kHalves ? word / 4 : 0] + r * kTile);
+                    const __m512 scale =
+                        _mm512_loadu_ps(bytes.scale[g][C::kHalves ? word / 4 : 0] + r * kTile);
                     const __m512i even = _mm512_permutexvar_epi16(v, table);
                     const __m512i odd = _mm512_permutexvar_epi16(_mm512_srli_epi16(v, 8), table);
                     put_pair(p.w[g][r][2 * word], times_rows(even, scale));
@@ -166,10 +176,9 @@ struct WideMXFP4 {
     }
     static HEADRACE_INLINE void put_group(WidePair* to, const std::byte* group) {
         const __m512i e = _mm512_cvtepu8_epi32(load16(group));
-        const __m512i bits =
-            _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(127)), 7);
-        const __m512i more = _mm512_or_si512(
-            _mm512_and_si512(bits, _mm512_set1_epi32(0xffff)), _mm512_slli_epi32(bits, 16));
+        const __m512i bits = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(127)), 7);
+        const __m512i more = _mm512_or_si512(_mm512_and_si512(bits, _mm512_set1_epi32(0xffff)),
+                                             _mm512_slli_epi32(bits, 16));
         // Such that 0.5 is normal and 6 is finite.
         const __m512i above = _mm512_sub_epi32(e, _mm512_set1_epi32(2));
         const bool plain = _mm512_cmpgt_epu32_mask(above, _mm512_set1_epi32(250)) == 0;
@@ -221,8 +230,8 @@ struct WideFP8 {
         return kind_of(t.format) == kFP8Row ? t.columns : group_of(t.format);
     }
     static bool fits(const Tiles& t) {
-        return t.columns % 32 == 0 && (group(t) % (32 * kStripGroups) == 0 ||
-                                       group(t) == t.columns || group(t) == 128);
+        return t.columns % 32 == 0 &&
+               (group(t) % (32 * kStripGroups) == 0 || group(t) == t.columns || group(t) == 128);
     }
     static int span(const Tiles& t) {
         return group(t) == t.columns ? kStripGroups : std::min(kStripGroups, group(t) / 32);
@@ -269,10 +278,10 @@ struct WideFP8 {
         const __m512i low =
             _mm512_permutex2var_epi8(load_words(table->low), at, load_words(table->low + 64));
         const __m512i lower = _mm512_set1_epi16(255);
-        const __m512i even = _mm512_or_si512(_mm512_and_si512(lower, low),
-                                             _mm512_slli_epi16(high, 8));
-        const __m512i odd = _mm512_or_si512(_mm512_srli_epi16(low, 8),
-                                            _mm512_andnot_si512(lower, high));
+        const __m512i even =
+            _mm512_or_si512(_mm512_and_si512(lower, low), _mm512_slli_epi16(high, 8));
+        const __m512i odd =
+            _mm512_or_si512(_mm512_srli_epi16(low, 8), _mm512_andnot_si512(lower, high));
         put_pair(to[0], even);
         put_pair(to[1], odd);
     }
@@ -334,8 +343,8 @@ HEADRACE_INLINE void multiply_span(const WidePanel& p, const WideGroup* x, std::
 }
 
 // to[t * kWideRows] += the panel's products, of up to 32 tokens.
-inline void multiply_panel(const WidePanel& p, const WideGroup* x, std::ptrdiff_t apart,
-                           int groups, int span, int tokens, float* to) {
+inline void multiply_panel(const WidePanel& p, const WideGroup* x, std::ptrdiff_t apart, int groups,
+                           int span, int tokens, float* to) {
     WideSums sums;
     for (int g = 0; g < groups; g += span) {
         const int many = std::min(span, groups - g);
@@ -403,8 +412,8 @@ inline void wide_run(const Dot& d) {
     const int block = wide_tokens(d.tokens), groups = d.columns / 32;
     auto& panel = *reinterpret_cast<WidePanel*>(d.scratch);
     auto& format = *reinterpret_cast<W*>(d.scratch + sizeof(WidePanel));
-    auto* packed = reinterpret_cast<WideGroup*>(d.scratch + sizeof(WidePanel) +
-                                                (sizeof(W) + 63) / 64 * 64);
+    auto* packed =
+        reinterpret_cast<WideGroup*>(d.scratch + sizeof(WidePanel) + (sizeof(W) + 63) / 64 * 64);
     auto* sums = reinterpret_cast<float*>(packed + block / kTile * groups);
     auto** x = reinterpret_cast<const float**>(sums + block * kWideRows);
     for (int t = 0; t < d.tokens; ++t) x[t] = typename W::Row(d.x[t], d.columns).x;
@@ -434,10 +443,9 @@ std::size_t wide_or_else_nbytes(int rows, int columns, int tokens) {
 
 inline void put_wide_kernels(KernelTable& t) {
     using NVFP4 = WideCodes<CodesNVFP4InBlocks, kFoursInput>;
-    t.fast[kNVFP4] = {
-        kFoursInput, kTileTokens,
-        wide_or_else<NVFP4, many_run<FixedNVFP4, CodesNVFP4, unpack_nvfp4>>,
-        wide_or_else_nbytes<NVFP4, many_scratch_nbytes>, strips_tile_rows};
+    t.fast[kNVFP4] = {kFoursInput, kTileTokens,
+                      wide_or_else<NVFP4, many_run<FixedNVFP4, CodesNVFP4, unpack_nvfp4>>,
+                      wide_or_else_nbytes<NVFP4, many_scratch_nbytes>, strips_tile_rows};
     t.fast[kGgmlMXFP4] = {LanesMXFP4::kInput,
                           kTileTokens,
                           wide_or_else<WideMXFP4, lanes_run<LanesMXFP4>>,

@@ -11,7 +11,8 @@ void many_run(const Dot& d) {
 }
 
 inline std::size_t many_scratch_nbytes(int rows, int columns, int tokens) {
-    return std::max(strips_scratch_nbytes(columns, tokens), fixed_scratch_nbytes(rows, columns, tokens));
+    return std::max(strips_scratch_nbytes(columns, tokens),
+                    fixed_scratch_nbytes(rows, columns, tokens));
 }
 
 template <Laned F>

@@ -57,21 +57,33 @@ HEADRACE_INLINE __m512i bytes_of(const std::int16_t* q, int g) {
     return _mm512_permutexvar_epi8(load_words(kByteOrder<kInput>.of), both);
 }
 
-// A tile of up to 16 tokens, the others zeros.
+// Groups [from, from + groups) of one token; without one, zeros.
+template <class C, Input kInput>
+HEADRACE_INLINE void put_token(const FixedRow* x, int t, int from, int groups, TokenGroup* to) {
+    for (int g = from; g < from + groups; ++g) {
+        const __m512i bytes = x != nullptr ? bytes_of<kInput>(x->q, g) : _mm512_setzero_si512();
+        std::memcpy(to[g].q[t], &bytes, sizeof bytes);
+        to[g].scale[t] = x != nullptr ? x->scale[g] : 0.0f;
+        for (int half = 0; half < (half_offsets<C> ? 2 : C::kOffset ? 1 : 0); ++half) {
+            const float sum = x == nullptr      ? 0.0f
+                              : half_offsets<C> ? x->sum16()[2 * g + half]
+                                                : x->sum[g];
+            to[g].sum[half][t] = sum;
+        }
+    }
+}
+
+// A tile of up to 16 tokens, the others zeros: as many groups at a time as stay in L1.
 template <class C, Input kInput>
 inline void put_tokens(const FixedRow* x, int tokens, int groups, TokenGroup* to) {
-    for (int t = 0; t < kTile; ++t)
-        for (int g = 0; g < groups; ++g) {
-            const bool is = t < tokens;
-            const __m512i bytes = is ? bytes_of<kInput>(x[t].q, g) : _mm512_setzero_si512();
-            std::memcpy(to[g].q[t], &bytes, sizeof bytes);
-            to[g].scale[t] = is ? x[t].scale[g] : 0.0f;
-            for (int half = 0; half < 2; ++half) {
-                const float sum = !is               ? 0.0f
-                                  : half_offsets<C> ? x[t].sum16()[2 * g + half]
-                                                    : x[t].sum[g];
-                to[g].sum[half][t] = sum;
+    for (int g = 0; g < groups; g += kStripGroups)
+        for (int t = 0; t < kTile; ++t) {
+            if (t + 2 < tokens) {
+                const auto* next = reinterpret_cast<const std::byte*>(x[t + 2].q + g * 32);
+                ask_for(next, next + kStripGroups * 64);
             }
+            put_token<C, kInput>(t < tokens ? x + t : nullptr, t, g,
+                                 std::min(kStripGroups, groups - g), to);
         }
 }
 
@@ -87,11 +99,26 @@ struct TileCodes {
     }
 };
 
+// What the panel behind will want, asked for with every unit: all at once would wait for memory.
+struct TileAhead {
+    const std::byte* at;
+    std::size_t nbytes, stride;
+    int each;  // pieces of `nbytes`
+
+    HEADRACE_INLINE void ask(int unit) const {
+        for (int i = unit * each; i < (unit + 1) * each; ++i) {
+            const std::byte* p = at + static_cast<std::size_t>(i) * stride;
+            ask_for(p, p + nbytes);
+        }
+    }
+};
+
 // 16 rows of a panel, from `row` on, with their codes there or elsewhere.
 struct TileStrip {
     TileCodes codes;
     const StripPanel& panel;
     int row;
+    TileAhead ahead;
 };
 
 // A unit is the columns of one scale: of h and of l, [token, row].
@@ -109,8 +136,8 @@ HEADRACE_INLINE void load_unit(const TileStrip& s, const TokenGroup* x, int unit
 
 // kOffsets: floats of sums that meet `more` of a group.
 template <int kParts, int kOffsets, int T>
-HEADRACE_INLINE void add_unit(const TileStrip& s, const TokenGroup* x, int unit,
-                              const UnitSums& of, F32 (&sum)[T]) {
+HEADRACE_INLINE void add_unit(const TileStrip& s, const TokenGroup* x, int unit, const UnitSums& of,
+                              F32 (&sum)[T]) {
     const int g = unit / kParts, part = unit % kParts;
     const F32 w = F32::load(s.panel.scale[g][part] + s.row);
 #pragma GCC unroll 16
@@ -146,6 +173,7 @@ inline void strip_of_tiles(const TileStrip& s, const TokenGroup* x, int groups, 
         _tile_dpbssd(1, 5, 6);
         load_unit<kParts>(s, x, std::min(u + 1, units - 1));
         memory_barrier();
+        s.ahead.ask(u);
         if (u > 0) add_unit<kParts, kOffsets, T>(s, x, u - 1, odd, sum);
         _tile_stored(0, even.h, 64);
         _tile_stored(1, even.l, 64);
@@ -155,6 +183,7 @@ inline void strip_of_tiles(const TileStrip& s, const TokenGroup* x, int groups, 
         _tile_dpbssd(3, 5, 6);
         load_unit<kParts>(s, x, std::min(u + 2, units - 1));
         memory_barrier();
+        s.ahead.ask(u + 1);
         add_unit<kParts, kOffsets, T>(s, x, u, even, sum);
         _tile_stored(2, odd.h, 64);
         _tile_stored(3, odd.l, 64);
@@ -197,25 +226,43 @@ inline void load_tiles_for(int tokens) {
     load_config(config);
 }
 
-// Of 16 rows from `row` on of those that a panel has, from group g on.
+// Groups [g, g + groups) of 16 rows from `row` on, asked for in as many steps as there are units.
 template <class C>
-inline TileStrip strip_at(const StripPanel& p, const Tiles& tiles, int first, int row, int g) {
+inline TileAhead ahead_of(const Tiles& tiles, const Dot& d, int row, int g, int groups) {
+    constexpr int kParts = C::kHalves ? 2 : 1;
+    if (row >= d.rows) return {};
+    if constexpr (Laned<C>) {
+        return {C::group(tiles, row, g), C::kGroupNbytes, C::kGroupNbytes, 1};
+    } else {
+        if (row + kTile > d.rows || tile_rows(d.format) != 1) return {};
+        const C c(tiles.tile(row), tiles);
+        const int units = groups * kParts;
+        return {c.at(g), static_cast<std::size_t>(c.at(g + groups) - c.at(g)), tiles.stride,
+                (kTile + units - 1) / units};
+    }
+}
+
+// Of 16 rows of those that a panel has, from `row` on, and from group g on.
+template <class C>
+inline TileStrip strip_at(const StripPanel& p, const Tiles& tiles, int first, int row, int g,
+                          const TileAhead& ahead) {
     if constexpr (kReadsInPlace<C>) {
         const std::byte* group = C::group(tiles, first + row, g);
-        return {{group + kLaneRows * 2, C::kGroupNbytes, 0, 64}, p, row};
+        return {{group + kLaneRows * 2, C::kGroupNbytes, 0, 64}, p, row, ahead};
     } else {
         const auto* codes = reinterpret_cast<const std::byte*>(p.q[0][0]);
         return {{codes + row * kStepColumns, sizeof p.q[0], sizeof p.q[0] / 2,
                  kStripRows * kStepColumns},
                 p,
-                row};
+                row,
+                ahead};
     }
 }
 
 // All rows with the tokens of some tiles.
 template <class C, Input kInput>
-inline void strips_with(const Dot& d, const TokenGroup* x, int first, int tokens,
-                        StripPanel& panel, float* sums) {
+inline void strips_with(const Dot& d, const TokenGroup* x, int first, int tokens, StripPanel& panel,
+                        float* sums) {
     const Tiles tiles{d.w, d.w_stride, d.columns, d.format};
     const int groups = d.columns / 32;
     const auto all = static_cast<std::size_t>((tokens + kTile - 1) / kTile * kTile * kStripRows);
@@ -225,14 +272,16 @@ inline void strips_with(const Dot& d, const TokenGroup* x, int first, int tokens
             const int many = std::min(kStripGroups, groups - g);
             fill_strip<C, kInput>(panel, d, tiles, row, g, many);
             const bool last = g + many == groups;
-            ask_for_strip<C>(d, tiles, last ? row + kStripRows : row, last ? 0 : g + many,
-                             std::min(kStripGroups, last ? groups : groups - g - many));
+            const int next_row = last ? row + kStripRows : row, next = last ? 0 : g + many;
             // The tokens' bytes stay in L1 for all rows of the strip.
             for (int t = 0; t < tokens; t += kTile)
-                for (int r = 0; r < kStripRows && row + r < d.rows; r += kTile)
-                    strip_of_tiles<C>(strip_at<C>(panel, tiles, row, r, g),
-                                      x + t / kTile * groups + g, many,
-                                      std::min(kTile, tokens - t), sums + t * kStripRows + r);
+                for (int r = 0; r < kStripRows && row + r < d.rows; r += kTile) {
+                    const TileAhead ahead =
+                        t == 0 ? ahead_of<C>(tiles, d, next_row + r, next, many) : TileAhead{};
+                    strip_of_tiles<C>(strip_at<C>(panel, tiles, row, r, g, ahead),
+                                      x + t / kTile * groups + g, many, std::min(kTile, tokens - t),
+                                      sums + t * kStripRows + r);
+                }
         }
         const int rows = std::min(kStripRows, d.rows - row);
         for (int t = 0; t < tokens; ++t)
@@ -260,6 +309,6 @@ inline void strips_run(const Dot& d) {
 }
 
 // Rows of a piece: its tokens are put into tiles once.
-inline int strips_tile_rows(int) { return 16 * kStripRows; }
+inline int strips_tile_rows(int) { return 32 * kStripRows; }
 
 }  // namespace headrace::HEADRACE_ISA
