@@ -81,7 +81,8 @@ HEADRACE_INLINE void add_lanes(const EightGroups& v, F8 w, F8 zero, const FixedR
     unrolled<4>([&](auto i) {
         for (int n = 0; n < 2; ++n) {
             const V32 c = n == 0 ? low_nibbles(v.of[i]) : high_nibbles(v.of[i]);
-            for (int t = 0; t < T; ++t) part[t].add(c, x[t].bytes() + xb * 512 + (i * 2 + n) * 64);
+            for (int t = 0; t < T; ++t)
+                part[t].add(c, LaneSums::lanes(x[t].bytes() + xb * 512 + (i * 2 + n) * 64));
         }
     });
     for (int t = 0; t < T; ++t) {

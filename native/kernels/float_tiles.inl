@@ -34,7 +34,7 @@ HEADRACE_INLINE __m512i bf16_bits(__m512 x) {
                             _mm512_set1_epi32(static_cast<int>(0xffff0000)));
 }
 
-// Where 32 columns go: 16 bits each, of the first 16 columns before the others.
+// Where the upper halves of 32 floats go, those of the first 16 before the others.
 struct WideOrder {
     alignas(64) std::uint16_t of[32];
 };
@@ -42,15 +42,13 @@ inline constexpr WideOrder kWideOrder = [] {
     WideOrder order{};
     for (int word = 0; word < 8; ++word)
         for (int i = 0; i < 4; ++i)
-            order.of[word * 4 + i] = static_cast<std::uint16_t>(word * 4 + i % 2 * 2 + i / 2);
+            order.of[word * 4 + i] =
+                static_cast<std::uint16_t>(2 * (word * 4 + i % 2 * 2 + i / 2) + 1);
     return order;
 }();
 
 HEADRACE_INLINE __m512i in_wide_order(__m512i first, __m512i second) {
-    const __m512i both = _mm512_inserti64x4(
-        _mm512_castsi256_si512(_mm512_cvtepi32_epi16(_mm512_srli_epi32(first, 16))),
-        _mm512_cvtepi32_epi16(_mm512_srli_epi32(second, 16)), 1);
-    return _mm512_permutexvar_epi16(load_words(kWideOrder.of), both);
+    return _mm512_permutex2var_epi16(first, load_words(kWideOrder.of), second);
 }
 
 // One group of a token.
@@ -175,13 +173,16 @@ struct WideMXFP4 {
         std::fill_n(p.scale[groups - 1], kWideRows, 1.0f);
     }
     static HEADRACE_INLINE void put_group(WidePair* to, const std::byte* group) {
-        const __m512i e = _mm512_cvtepu8_epi32(load16(group));
+        const V16 scales = load16(group);
+        const __m512i e = _mm512_inserti64x4(_mm512_castsi256_si512(words_of_bytes(scales)),
+                                             words_of_bytes(zip64_high(scales, scales)), 1);
         const __m512i bits = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(127)), 7);
         const __m512i more = _mm512_or_si512(_mm512_and_si512(bits, _mm512_set1_epi32(0xffff)),
                                              _mm512_slli_epi32(bits, 16));
         // Such that 0.5 is normal and 6 is finite.
-        const __m512i above = _mm512_sub_epi32(e, _mm512_set1_epi32(2));
-        const bool plain = _mm512_cmpgt_epu32_mask(above, _mm512_set1_epi32(250)) == 0;
+        const V16 most = small8(252 - 2);
+        const V16 above = _mm_max_epu8(sub8(scales, small8(2)), most);
+        const bool plain = _mm_movemask_epi8(_mm_cmpeq_epi8(above, most)) == 0xffff;
         float scale[kTile];
         if (!plain)
             for (int r = 0; r < kTile; ++r) scale[r] = float_from_e8m0(group[r]);

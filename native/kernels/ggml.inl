@@ -11,7 +11,14 @@ inline void each_block(const Tiles& t, int row, float* to, Fn&& fn) {
     for (int k = 0; k < t.columns; k += kColumns, block += kNbytes) fn(block, to + k);
 }
 
-// The same where 16 rows lie in lanes: each block of a row is put together first.
+// A row's codes of a group whose rows lie in lanes, each with kHead bytes before all codes.
+template <int kHead, int kCodes>
+inline void gather_codes(const std::byte* group, int row, std::byte* to) {
+    const std::byte* from = group + kLaneRows * kHead + row * 4;
+    for (int i = 0; i < kCodes; i += 4) std::memcpy(to + i, from + i * kLaneRows, 4);
+}
+
+// As `each_block` where 16 rows lie in lanes: each block of a row is put together first.
 template <int kHead, int kCodes, class Fn>
 inline void each_laned_block(const Tiles& t, int row, float* to, Fn&& fn) {
     const std::byte* group = t.tile(row);
@@ -19,9 +26,7 @@ inline void each_laned_block(const Tiles& t, int row, float* to, Fn&& fn) {
     std::byte block[kHead + kCodes];
     for (int k = 0; k < t.columns; k += 32, group += kLaneRows * (kHead + kCodes)) {
         std::memcpy(block, group + r * kHead, kHead);
-        const std::byte* codes = group + kLaneRows * kHead + r * 4;
-        for (int i = 0; i < kCodes; i += 4)
-            std::memcpy(block + kHead + i, codes + i * kLaneRows, 4);
+        gather_codes<kHead, kCodes>(group, r, block + kHead);
         fn(block, to + k);
     }
 }

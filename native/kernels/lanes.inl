@@ -19,11 +19,6 @@ struct Lanes {
     static HEADRACE_INLINE V32 word(const std::byte* group, int i, int eight) {
         return load32(group + kLaneRows * (kHead + i * 4) + eight * 32);
     }
-    // The codes of one row.
-    static void row(const std::byte* group, int r, std::byte (&codes)[kCodes]) {
-        const std::byte* from = group + kLaneRows * kHead + r * 4;
-        for (int i = 0; i < kCodes; i += 4) std::memcpy(codes + i, from + i * kLaneRows, 4);
-    }
     static HEADRACE_INLINE F8 halves(const std::byte* group, int eight) {
         return floats_of_f16(load16(group + eight * 16));
     }
@@ -44,7 +39,7 @@ struct LanesQ8_0 : Lanes<2, 32> {
     }
     static V32 codes(const std::byte* group, int r) {
         std::byte q[32];
-        row(group, r, q);
+        gather_codes<2, 32>(group, r, q);
         return load32(q);
     }
     // The products of kEights times eight rows, from `first` on.
@@ -102,7 +97,7 @@ struct LanesOfNibbles : Lanes<kHead, 16> {
     }
     static V32 codes(const std::byte* group, int r) {
         std::byte q[16];
-        Base::row(group, r, q);
+        gather_codes<kHead, 16>(group, r, q);
         return F::code(nibble_halves(load16(q)));
     }
     template <int kEights, int T>
@@ -126,9 +121,11 @@ struct LanesOfNibbles : Lanes<kHead, 16> {
                     const auto columns = LaneSums::columns(x[t].bytes() + g / 8 * 512 + g % 8 * 4 +
                                                            i * 128 + n * 64);
 #pragma GCC unroll 2
-                    for (int e = 0; e < kEights; ++e)
+                    for (int e = 0; e < kEights; ++e) {
                         part[e][t].add(C::of(n == 0 ? low_nibbles(v[e]) : high_nibbles(v[e])),
                                        columns);
+                        part[e][t].hold();
+                    }
                 }
             if constexpr (kTwice)
                 if (i == 1)

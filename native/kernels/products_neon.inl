@@ -90,6 +90,8 @@ struct LaneSums {
     struct X {
         V32 h, l;
     };
+    // A lane for each group.
+    static HEADRACE_INLINE X lanes(const std::int8_t* x) { return {load32(x), load32(x + 32)}; }
     // Four columns, the same for every row.
     static HEADRACE_INLINE X columns(const std::int8_t* x) {
         return {each_from(x), each_from(x + 32)};
@@ -98,10 +100,7 @@ struct LaneSums {
         h = add_fours(h, codes, x.h);
         l = add_fours(l, codes, x.l);
     }
-    HEADRACE_INLINE void add(V32 codes, const std::int8_t* x) {
-        h = add_fours(h, codes, load32(x));
-        l = add_fours(l, codes, load32(x + 32));
-    }
+    HEADRACE_INLINE void hold() {}
     HEADRACE_INLINE V32 whole() const { return add32(left32(h, 8), l); }
 };
 

@@ -117,9 +117,15 @@ struct TileAhead {
 struct TileStrip {
     TileCodes codes;
     const StripPanel& panel;
-    int row;
+    int row;  // 0: the tokens' bytes are not in L1 yet
     TileAhead ahead;
 };
+
+// A unit ahead of what is loaded.
+HEADRACE_INLINE void ask_for_tokens(const TokenGroup* x) {
+    const auto* p = reinterpret_cast<const std::byte*>(x);
+    ask_for(p, p + sizeof *x);
+}
 
 // A unit is the columns of one scale: of h and of l, [token, row].
 struct alignas(64) UnitSums {
@@ -174,6 +180,7 @@ inline void strip_of_tiles(const TileStrip& s, const TokenGroup* x, int groups, 
         load_unit<kParts>(s, x, std::min(u + 1, units - 1));
         memory_barrier();
         s.ahead.ask(u);
+        if (s.row == 0) ask_for_tokens(x + (u + 2) / kParts);
         if (u > 0) add_unit<kParts, kOffsets, T>(s, x, u - 1, odd, sum);
         _tile_stored(0, even.h, 64);
         _tile_stored(1, even.l, 64);
@@ -184,6 +191,7 @@ inline void strip_of_tiles(const TileStrip& s, const TokenGroup* x, int groups, 
         load_unit<kParts>(s, x, std::min(u + 2, units - 1));
         memory_barrier();
         s.ahead.ask(u + 1);
+        if (s.row == 0 && kParts == 1) ask_for_tokens(x + u + 3);
         add_unit<kParts, kOffsets, T>(s, x, u, even, sum);
         _tile_stored(2, odd.h, 64);
         _tile_stored(3, odd.l, 64);
