@@ -53,6 +53,9 @@
 #include "kernels/e4m3.inl"
 
 #if defined(HEADRACE_TILES)
+#include "kernels/wide_panels.inl"
+
+// Products with them.
 #include "kernels/float_tiles.inl"
 #endif
 #endif
