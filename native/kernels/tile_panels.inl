@@ -1,6 +1,6 @@
 // Many tokens with packed weights on AMX tiles: bytes of codes with bytes of activations.
 //
-// The sums and their order are those of strip_tile (kernels/fixed_panels.inl), to the bit: within a
+// The sums and their order are those of strip_tile (kernels/strips.inl), to the bit: within a
 // group integers, of which a tile of tokens has those of h and of l, then float32. A panel
 // has words of four columns, as tiles do.
 
