@@ -40,7 +40,16 @@
 #include "kernels/amx.inl"
 
 // Over the tiles of bfloat16.
+#include "kernels/byte_tiles.inl"
+
+// Products of bytes.
+#include "kernels/nibble_panels.inl"
+
+#include "kernels/nibble_tiles.inl"
 #include "kernels/tile_panels.inl"
+
+// With blocks of tokens.
+#include "kernels/tile_strips.inl"
 #else
 #include "kernels/strips.inl"
 #endif

@@ -38,6 +38,17 @@ inline __m512i load_words(const void* p) {
     return v;
 }
 
+// Rounded to nearest even; what is no number stays so.
+inline __m512i bf16_bits(__m512 x) {
+    const __m512i u = _mm512_castps_si512(x);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+    const __m512i up = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __m512i nan = _mm512_or_si512(u, _mm512_set1_epi32(0x400000));
+    const __mmask16 is = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    return _mm512_and_si512(_mm512_mask_blend_epi32(is, up, nan),
+                            _mm512_set1_epi32(static_cast<int>(0xffff0000)));
+}
+
 // 32 values from `from`, of which only `n` exist.
 inline __m512i load_values(const std::byte* from, int n) {
     if (n >= kTileColumns) return load_words(from);

@@ -29,9 +29,8 @@ HEADRACE_INLINE void put_turned(const float (&of)[8][2][8], int half, int groups
 }
 
 // Of groups [g, g + groups), at most eight.
-template <class C>
-inline void put_scales(StripPanel& p, const std::array<C, 8>& c, int from, int g, int groups,
-                       int row) {
+template <class P, class C>
+inline void put_scales(P& p, const std::array<C, 8>& c, int from, int g, int groups, int row) {
     float scale[8][2][8] = {}, less[8][2][8] = {};
     for (std::size_t r = 0; r < 8; ++r) scales_of_eight(c[r], from + g, groups, scale[r], less[r]);
     put_turned<false>(scale, 0, groups, p.scale + g, row);

@@ -14,17 +14,6 @@ struct alignas(64) WideGroup {
     std::uint16_t high[kTile][32], low[kTile][32];
 };
 
-// Rounded to nearest even; what is no number stays so.
-HEADRACE_INLINE __m512i bf16_bits(__m512 x) {
-    const __m512i u = _mm512_castps_si512(x);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
-    const __m512i up = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-    const __m512i nan = _mm512_or_si512(u, _mm512_set1_epi32(0x400000));
-    const __mmask16 is = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    return _mm512_and_si512(_mm512_mask_blend_epi32(is, up, nan),
-                            _mm512_set1_epi32(static_cast<int>(0xffff0000)));
-}
-
 // Where the upper halves of 32 floats go, those of the first 16 before the others.
 struct WideOrder {
     alignas(64) std::uint16_t of[32];

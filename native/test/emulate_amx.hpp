@@ -66,6 +66,7 @@ inline void demand_product(int c, int a, int b) {
     demand(tiles.nbytes(a) == 4 * tiles.rows(b));
 }
 
+template <class Code>
 inline void multiply_bytes(int c, int a, int b) {
     demand_product(c, a, b);
     for (int m = 0; m < tiles.rows(c); ++m)
@@ -74,7 +75,7 @@ inline void multiply_bytes(int c, int a, int b) {
             std::memcpy(&sum, &tiles.data[c][m][4 * n], sizeof sum);
             for (int k = 0; k < tiles.nbytes(a); ++k)
                 sum += static_cast<std::int8_t>(tiles.data[a][m][k]) *
-                       static_cast<std::int8_t>(tiles.data[b][k / 4][4 * n + k % 4]);
+                       static_cast<Code>(tiles.data[b][k / 4][4 * n + k % 4]);
             std::memcpy(&tiles.data[c][m][4 * n], &sum, sizeof sum);
         }
 }
@@ -104,10 +105,12 @@ inline void multiply(int c, int a, int b) {
 #undef _tile_stored
 #undef _tile_dpbf16ps
 #undef _tile_dpbssd
+#undef _tile_dpbsud
 #define _tile_loadconfig(config) headrace::emulated::load_config(config)
 #define _tile_release() (headrace::emulated::tiles.ready = false)
 #define _tile_zero(t) std::memset(headrace::emulated::tiles.data[t], 0, 1024)
 #define _tile_loadd(t, from, stride) headrace::emulated::load(t, from, stride)
 #define _tile_stored(t, to, stride) headrace::emulated::store(t, to, stride)
 #define _tile_dpbf16ps(c, a, b) headrace::emulated::multiply(c, a, b)
-#define _tile_dpbssd(c, a, b) headrace::emulated::multiply_bytes(c, a, b)
+#define _tile_dpbssd(c, a, b) headrace::emulated::multiply_bytes<std::int8_t>(c, a, b)
+#define _tile_dpbsud(c, a, b) headrace::emulated::multiply_bytes<std::uint8_t>(c, a, b)

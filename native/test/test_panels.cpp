@@ -65,6 +65,55 @@ std::vector<float> product(const DotKernel& kernel, const std::vector<std::byte>
     return out;
 }
 
+bool on_tiles(const KernelTable& t) { return std::strcmp(t.name, "amx") == 0; }
+
+// Formats whose products with many tokens take twelve bits of an activation, but of a group that
+// is one value's (kernels/nibble_tiles.inl).
+bool takes_twelve_bits(const KernelTable& t, int kind) {
+    const bool four = kind == kQ4_0 || kind == kQ4_K || (kind >= kInt4F16 && kind <= kInt4BF16) ||
+                      (kind >= kInt4F16Ordered && kind <= kInt4BF16Ordered);
+    return four && on_tiles(t);
+}
+
+float rounded_to_bf16(float x) {
+    const auto u = std::bit_cast<std::uint32_t>(x);
+    return std::bit_cast<float>((u + 0x7fff + (u >> 16 & 1)) & 0xffff0000u);
+}
+
+void check_products(const KernelTable& t, int format, const std::vector<std::byte>& tiles,
+                    const std::vector<float>& w, const std::vector<float>& x, bool twelve_bits) {
+    const int kind = kind_of(format);
+    double size = 0, of_bf16 = 0;
+    std::vector<double> truth;
+    for (int i = 0; i < kTokens; ++i)
+        for (int r = 0; r < kRows; ++r) {
+            double sum = 0, rounded = 0;
+            for (int k = 0; k < kColumns; ++k) {
+                const auto weight =
+                    static_cast<double>(w[static_cast<std::size_t>(r * kColumns + k)]);
+                const float at = x[static_cast<std::size_t>(i * kColumns + k)];
+                sum += weight * static_cast<double>(at);
+                rounded += weight * static_cast<double>(rounded_to_bf16(at));
+            }
+            truth.push_back(sum);
+            size += sum * sum;
+            of_bf16 += std::pow(sum - rounded, 2);
+        }
+    for (const DotKernel* kernel : {&t.exact[kind], &t.fast[kind]}) {
+        const Activations made(t, kernel->input, x);
+        const auto all = product(*kernel, tiles, format, made, 0, kTokens);
+        double error = 0;
+        for (std::size_t i = 0; i < all.size(); ++i)
+            error += std::pow(static_cast<double>(all[i]) - truth[i], 2);
+        const bool fewer = twelve_bits && kernel == &t.fast[kind];
+        CHECK(error < (fewer ? of_bf16 / 8 : 1e-8 * size), "%s format %x: %g of %g, bfloat16 %g",
+              t.name, format, error, size, of_bf16);
+        const auto some = product(*kernel, tiles, format, made, 3, 5);
+        CHECK(std::memcmp(some.data(), all.data() + 3 * kRows, some.size() * sizeof(float)) == 0,
+              "%s format %x: bits in company", t.name, format);
+    }
+}
+
 void check_format(const KernelTable& t, int format) {
     const int kind = kind_of(format);
     const std::size_t stride = tile_nbytes(format, kColumns);
@@ -83,31 +132,21 @@ void check_format(const KernelTable& t, int format) {
     std::normal_distribution<float> draw;
     for (float& f : x) f = draw(bits);
     std::fill_n(x.begin(), kColumns, 1.0f);  // the largest integers, where sums might overflow
-    for (const DotKernel* kernel : {&t.exact[kind], &t.fast[kind]}) {
-        const Activations made(t, kernel->input, x);
-        const auto all = product(*kernel, tiles, format, made, 0, kTokens);
-        double error = 0, size = 0;
-        for (int i = 0; i < kTokens; ++i)
-            for (int r = 0; r < kRows; ++r) {
-                double sum = 0;
-                for (int k = 0; k < kColumns; ++k)
-                    sum += static_cast<double>(w[static_cast<std::size_t>(r * kColumns + k)]) *
-                           static_cast<double>(x[static_cast<std::size_t>(i * kColumns + k)]);
-                error += std::pow(all[static_cast<std::size_t>(i * kRows + r)] - sum, 2);
-                size += sum * sum;
-            }
-        CHECK(error < 1e-8 * size, "%s format %x: %g of %g", t.name, format, error, size);
-        const auto some = product(*kernel, tiles, format, made, 3, 5);
-        CHECK(std::memcmp(some.data(), all.data() + 3 * kRows, some.size() * sizeof(float)) == 0,
-              "%s format %x: bits in company", t.name, format);
-    }
+    check_products(t, format, tiles, w, x, takes_twelve_bits(t, kind));
+    for (std::size_t i = 0; i < x.size(); i += 32) x[i + bits() % 32] = 40.0f + draw(bits);
+    check_products(t, format, tiles, w, x, is_ordered(format) && takes_twelve_bits(t, kind));
+    // Some groups of some tokens: their bits must not depend on the others'.
+    for (float& f : x) f = draw(bits);
+    for (std::size_t i = 0; i < x.size(); i += 32 * 37) x[i] = 40.0f + draw(bits);
+    check_products(t, format, tiles, w, x, takes_twelve_bits(t, kind));
 }
 
-// Formats whose products with many tokens are floats on tiles (kernels/float_tiles.inl).
+// Formats whose products with many tokens are floats on tiles (kernels/float_tiles.inl), or of
+// fewer bits.
 bool differs_for_many(const KernelTable& t, int kind) {
     const bool floats =
         kind == kFP8Block || kind == kFP8Row || kind == kNVFP4 || kind == kGgmlMXFP4;
-    return floats && std::strcmp(t.name, "amx") == 0;
+    return (floats && on_tiles(t)) || takes_twelve_bits(t, kind);
 }
 
 // Tiles of any bits, and activations whose integers are as large as they get.
