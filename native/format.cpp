@@ -56,7 +56,8 @@ void put_group(const std::byte* head, const std::byte* codes, std::size_t r, std
 template <class Fn>
 void each_laned_group(int format, std::size_t rows, std::int64_t columns, std::byte* tiles,
                       std::size_t tile_stride, Fn&& fn) {
-    const std::size_t groups = static_cast<std::size_t>(columns) / 32,
+    const auto block = static_cast<std::size_t>(ggml_block(kind_of(format)).columns);
+    const std::size_t groups = static_cast<std::size_t>(columns) / block,
                       nbytes = tile_nbytes(format, columns);
     for (std::size_t first = 0; first < rows; first += kLaneRows, tiles += tile_stride) {
         const std::size_t n = std::min<std::size_t>(kLaneRows, rows - first);
@@ -141,6 +142,7 @@ void put_in_lanes(int format, const std::byte* rows, std::size_t row_stride, std
     const int kind = kind_of(format);
     const auto put = kind == kQ4_0   ? put_blocks<2, 16>
                      : kind == kQ8_0 ? put_blocks<2, 32>
+                     : kind == kQ4_K ? put_blocks<0, 144>
                                      : put_blocks<1, 16>;
     put(format, rows, row_stride, static_cast<std::size_t>(count), columns, tiles, tile_stride);
 }

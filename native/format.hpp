@@ -46,11 +46,11 @@ inline constexpr bool has_zeros(int format) { return ((format >> 24) & 1) != 0; 
 inline constexpr bool is_ordered(int format) {
     return kind_of(format) == kInt4F16Ordered || kind_of(format) == kInt4BF16Ordered;
 }
-// Tile of 16 rows: for each 32 columns the scale of every row, then of every row four bytes of
-// codes, and the next four.
+// Tile of 16 rows: for each block the scale of every row, then of every row four bytes of codes,
+// and the next four. A block of kQ4_K is such words from its first byte on.
 inline constexpr bool is_laned(int format) {
     const int kind = kind_of(format);
-    return kind == kQ4_0 || kind == kQ8_0 || kind == kGgmlMXFP4;
+    return kind == kQ4_0 || kind == kQ8_0 || kind == kQ4_K || kind == kGgmlMXFP4;
 }
 inline constexpr int kOrderedRows = 64, kMostOrdered = 1 << 16;  // of a tile; columns
 inline constexpr int kLaneRows = 16;

@@ -31,6 +31,13 @@
 // Formats of tiles.
 #include "kernels/lanes.inl"
 
+// Walks over them.
+#if defined(HEADRACE_SIMD_AVX512) && defined(HEADRACE_VNNI)
+#define HEADRACE_SIXTEEN_ROWS
+#include "kernels/lanes_512.inl"
+#endif
+#include "kernels/lane_walks.inl"
+
 // Rows in lanes for many tokens.
 #include "kernels/fixed_panels.inl"
 

@@ -237,12 +237,9 @@ struct CodesQ2_K : CodesBlocks256<84> {
 };
 
 // Bytes as floats, in the order of operations of the formats' own decoders.
-template <class C, void (*kPlain)(const Tiles&, int, float*)>
-inline void unpack_codes(const Tiles& t, int row, float* to) {
-    if (!C::fits(t)) return kPlain(t, row, to);
-    const C c(t.tile(row), t);
+template <class C>
+inline void unpack_groups(const C& c, int groups, float* to) {
     float scale[2][8], less[2][8];
-    const int groups = t.columns / 32;
     for (int g = 0; g < groups; ++g, to += 32) {
         if (g % 8 == 0) scales_of_eight(c, g, std::min(8, groups - g), scale, less);
         const V32 codes = c.codes(g);
@@ -262,6 +259,12 @@ inline void unpack_codes(const Tiles& t, int row, float* to) {
             }
         }
     }
+}
+
+template <class C, void (*kPlain)(const Tiles&, int, float*)>
+inline void unpack_codes(const Tiles& t, int row, float* to) {
+    if (!C::fits(t)) return kPlain(t, row, to);
+    unpack_groups(C(t.tile(row), t), t.columns / 32, to);
 }
 
 }  // namespace headrace::HEADRACE_ISA

@@ -42,6 +42,8 @@ inline void put_scales(P& p, const std::array<C, 8>& c, int from, int g, int gro
 // Formats whose rows lie in lanes (kernels/lanes.inl).
 template <class C>
 concept Laned = requires { C::kGroupNbytes; };
+template <class C>
+concept LanedBlocks = Laned<C> && C::kColumns > 32;
 
 // Whose codes a panel's products read where they lie.
 #if defined(HEADRACE_TILES)
@@ -85,6 +87,26 @@ inline void fill_strip(StripPanel& p, const Dot& d, const Tiles& tiles, int row,
                 C::words(group, half, words);
                 put_words(words, p.q[g], eight);
             }
+        }
+    }
+}
+
+// A block's groups.
+template <LanedBlocks C, Input>
+inline void fill_strip(StripPanel& p, const Dot& d, const Tiles& tiles, int row, int from,
+                       int groups) {
+    for (int eight = 0; eight < kStripRows; eight += 8) {
+        const int first = row + eight, half = first % kLaneRows / 8;
+        const std::byte* block = C::group(tiles, std::min(first, d.rows - 1), from);
+        const typename C::Six six(block, half);
+        const typename C::Whole whole(block, half);
+        const F8 least = mul(whole.least, same(-1.0f));
+        for (int g = 0; g < groups; ++g) {
+            store_floats(&p.scale[g][0][eight], mul(whole.scale, C::Six::of(six.scales, g)));
+            store_floats(&p.more[g][0][eight], mul(least, C::Six::of(six.minima, g)));
+            V32 words[8];
+            C::words(block, g, half, words);
+            put_words(words, p.q[g], eight);
         }
     }
 }

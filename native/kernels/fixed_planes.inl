@@ -1,4 +1,4 @@
-// Q4_K and Q5_K for `fixed_rows`: codes are bytes, and so are the halves of the activations.
+// Q5_K for `fixed_rows`: codes are bytes, and so are the halves of the activations.
 //
 // All 256 columns of a block have one scale of the activations, of which q = 256 h + l with signed
 // bytes h and l: a block is sums of integers, with its scales of 6 bits, and one float product.
@@ -62,12 +62,11 @@ inline void put_planes(std::byte* row, int columns, int first, const float* x, i
     }
 }
 
-template <int kNbytes, bool kFifth>
-struct PlanesK {
+struct PlanesQ5_K {
     static constexpr Input kInput = kPlanesInput;
     static constexpr bool kOffset = true, kTails = false;
     const std::byte* blocks;
-    PlanesK(const std::byte* tile, const Tiles&) : blocks(tile) {}
+    PlanesQ5_K(const std::byte* tile, const Tiles&) : blocks(tile) {}
     static bool fits(const Tiles&) { return true; }
 
     // Eight scales, eight minima: as `scale_min`, all at once.
@@ -87,10 +86,9 @@ struct PlanesK {
         constexpr int a = kHalf * 4 + kNibble;
         return lookup(scales, scale_places(a, a + 2));
     }
-    // The fifth bit of a vector's codes where they have it, of `bits` twice what 8 columns have.
+    // The fifth bit of a vector's codes, of `bits` twice what 8 columns have.
     template <int kHalf, int kNibble>
     static V32 with_fifth(V32 codes, V32 bits) {
-        if constexpr (!kFifth) return codes;
         const V32 at = kHalf == 0 ? left64(bits, counts64(4 - kNibble, 2 - kNibble))
                                   : right64(bits, counts64(kNibble, 2 + kNibble));
         return bits_or(codes, bits_and(at, each8(16)));
@@ -99,18 +97,14 @@ struct PlanesK {
     template <int T>
     HEADRACE_INLINE void add(int block, const PlanesRow (&x)[T], int xb, F8 (&sum)[T],
                              F8 (&less)[T]) const {
-        const std::byte* b = blocks + block * kNbytes;
+        const std::byte* b = stream(block);
         const Six six(b);
         const V32 scales = each64(six.scales);
-        V32 bits[2] = {};
-        if constexpr (kFifth) {
-            const V32 all = load32(b + 16);
-            bits[0] = zip64_low(all, all);
-            bits[1] = zip64_high(all, all);
-        }
+        const V32 all = load32(b + 16);
+        const V32 bits[2] = {zip64_low(all, all), zip64_high(all, all)};
         V32 high_sum[T] = {}, low_sum[T] = {};
         unrolled<2>([&](auto half) {
-            const std::byte* q = b + (kFifth ? 48 : 16) + half * 64;
+            const std::byte* q = b + 48 + half * 64;
             const V32 first = load32(q), second = load32(q + 32);
             const V32 v[2] = {zip64_low(first, second), zip64_high(first, second)};
             unrolled<2>([&](auto nibble) {
@@ -137,13 +131,13 @@ struct PlanesK {
             less[t] = fma(mul(minima, load_floats(x[t].sum + xb * 8)), same(least), less[t]);
         }
     }
-    static constexpr int kStreamNbytes = kNbytes;
-    const std::byte* stream(int b) const { return blocks + b * kNbytes; }
+    static constexpr int kStreamNbytes = 176;
+    const std::byte* stream(int b) const { return blocks + b * kStreamNbytes; }
     float whole() const { return 1.0f; }
 };
 
-template <int kNbytes, bool kFifth>
-struct Habits<PlanesK<kNbytes, kFifth>> {
+template <>
+struct Habits<PlanesQ5_K> {
     using Row = PlanesRow;
     static constexpr int kRows = 1;
 };

@@ -19,12 +19,12 @@ inline void gather_codes(const std::byte* group, int row, std::byte* to) {
 }
 
 // As `each_block` where 16 rows lie in lanes: each block of a row is put together first.
-template <int kHead, int kCodes, class Fn>
+template <int kColumns, int kHead, int kCodes, class Fn>
 inline void each_laned_block(const Tiles& t, int row, float* to, Fn&& fn) {
     const std::byte* group = t.tile(row);
     const int r = row % kLaneRows;
     std::byte block[kHead + kCodes];
-    for (int k = 0; k < t.columns; k += 32, group += kLaneRows * (kHead + kCodes)) {
+    for (int k = 0; k < t.columns; k += kColumns, group += kLaneRows * (kHead + kCodes)) {
         std::memcpy(block, group + r * kHead, kHead);
         gather_codes<kHead, kCodes>(group, r, block + kHead);
         fn(block, to + k);
@@ -32,7 +32,7 @@ inline void each_laned_block(const Tiles& t, int row, float* to, Fn&& fn) {
 }
 
 inline void unpack_q4_0(const Tiles& t, int row, float* to) {
-    each_laned_block<2, 16>(t, row, to, [](const std::byte* b, float* y) {
+    each_laned_block<32, 2, 16>(t, row, to, [](const std::byte* b, float* y) {
         const float d = half_at(b);
         for (int i = 0; i < 16; ++i) {
             const int q = byte_at(b, 2 + i);
@@ -82,7 +82,7 @@ inline void unpack_q5_1(const Tiles& t, int row, float* to) {
 }
 
 inline void unpack_q8_0(const Tiles& t, int row, float* to) {
-    each_laned_block<2, 32>(t, row, to, [](const std::byte* b, float* y) {
+    each_laned_block<32, 2, 32>(t, row, to, [](const std::byte* b, float* y) {
         const float d = half_at(b);
         for (int i = 0; i < 32; ++i)
             y[i] = static_cast<float>(static_cast<std::int8_t>(b[2 + i])) * d;
@@ -136,7 +136,7 @@ inline ScaleMin scale_min(const std::byte* s, int j) {
 }
 
 inline void unpack_q4_k(const Tiles& t, int row, float* to) {
-    each_block<256, 144>(t, row, to, [](const std::byte* b, float* y) {
+    each_laned_block<256, 0, 144>(t, row, to, [](const std::byte* b, float* y) {
         const float d = half_at(b), dmin = half_at(b + 2);
         for (int sub = 0; sub < 8; ++sub) {
             const ScaleMin s = scale_min(b + 4, sub);
@@ -215,7 +215,7 @@ inline void unpack_iq4_xs(const Tiles& t, int row, float* to) {
 }
 
 inline void unpack_ggml_mxfp4(const Tiles& t, int row, float* to) {
-    each_laned_block<1, 16>(t, row, to, [](const std::byte* b, float* y) {
+    each_laned_block<32, 1, 16>(t, row, to, [](const std::byte* b, float* y) {
         const float scale = float_from_e8m0(b[0]);
         for (int i = 0; i < 16; ++i) {
             const int q = byte_at(b, 1 + i);

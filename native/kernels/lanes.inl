@@ -1,6 +1,7 @@
-// Q4_0, Q8_0 and MXFP4: tiles whose 16 rows lie in lanes (`is_laned`).
+// Q4_0, Q8_0, Q4_K and MXFP4: tiles whose 16 rows lie in lanes (`is_laned`).
 //
-// A group is 32 columns of a tile: the rows' scales, then words of four columns, of every row one.
+// A group is 32 columns of a tile: the rows' scales, then words of four columns, of every row one;
+// Q4_K has eight of them in a block.
 // Activations meet all rows of a vector at once, and sums of a group are those of rows: nothing is
 // put in order, and nothing summed up across lanes.
 
@@ -11,7 +12,7 @@ namespace headrace::HEADRACE_ISA {
 template <int kHead, int kCodes>
 struct Lanes {
     static constexpr bool kHalves = false, kOffset = false;  // as panels take them
-    static constexpr int kGroupNbytes = kLaneRows * (kHead + kCodes);
+    static constexpr int kColumns = 32, kGroupNbytes = kLaneRows * (kHead + kCodes);
 
     static const std::byte* group(const Tiles& t, int row, int g) {
         return t.tile(row) + static_cast<std::size_t>(g) * kGroupNbytes;
@@ -67,6 +68,9 @@ struct LanesQ8_0 : Lanes<2, 32> {
     }
 };
 
+// How far kernels that ask themselves do.
+inline constexpr int kLanesAhead = 1536;
+
 // Codes that are what they say, and E2M1: twice its value and 12 besides, so that none is negative.
 struct PlainCodes {
     static constexpr bool kWide = false;
@@ -88,6 +92,8 @@ struct LanesOfNibbles : Lanes<kHead, 16> {
     static constexpr int kStreams = 2;
     static constexpr bool kAsksAhead = true;
     using Base = Lanes<kHead, 16>;
+    using Code = C;
+    static constexpr int kHeadNbytes = kLaneRows * kHead;
     static void words(const std::byte* group, int eight, V32 (&to)[8]) {
         for (int i = 0; i < 4; ++i) {
             const V32 v = Base::word(group, i, eight);
@@ -175,103 +181,115 @@ struct LanesMXFP4 : LanesOfNibbles<LanesMXFP4, StepsAbove, 1> {
     static V32 code(V32 nibbles) { return lookup(in_both(e2m1_twice()), nibbles); }
 };
 
-inline constexpr int kLanesAhead = 1536;
+// Q4_K: a block is 36 words of every row. The first is two float16, for scales and for minima,
+// three have their six bits (`scale_min`); of the others 8 p to 8 p + 7 are two groups, in their
+// nibbles.
+struct LanesQ4_K {
+    static constexpr Input kInput = kHalvesInput;
+    static constexpr bool kHalves = false, kOffset = true;
+    static constexpr int kStreams = 2;
+    static constexpr bool kAsksAhead = false;  // all at once: `add` does
+    static constexpr int kColumns = 256, kGroupNbytes = kLaneRows * 144 / 8;
 
-// S tiles, `apart` tiles from each other, with T tokens.
-template <class F, int S, int T>
-inline void lanes_tiles(const Dot& d, const Tiles& tiles, const FixedRow (&x)[T], int tile,
-                        int apart) {
-    const std::byte* from[S];
-    F8 sum[S][2][T];
-#pragma GCC unroll 4
-    for (int s = 0; s < S; ++s) {
-        from[s] = tiles.tile((tile + s * apart) * kLaneRows);
+    static const std::byte* group(const Tiles& t, int row, int g) {
+        return t.tile(row) + static_cast<std::size_t>(g) * kGroupNbytes;
+    }
+    static HEADRACE_INLINE V32 word(const std::byte* block, int i, int eight) {
+        return load32(block + i * (kLaneRows * 4) + eight * 32);
+    }
+    // Eight rows' scales and minima, six bits of a block's groups 0 to 3 and 4 to 7 in four bytes.
+    struct Six {
+        V32 scales[2], minima[2];
+        HEADRACE_INLINE Six(const std::byte* block, int eight) {
+            const V32 six = each32(0x3f3f3f3f), four = each32(0x0f0f0f0f), top = each32(0x30303030);
+            const V32 s = word(block, 1, eight), m = word(block, 2, eight);
+            const V32 rest = word(block, 3, eight);
+            scales[0] = bits_and(s, six);
+            scales[1] = bits_or(bits_and(rest, four), bits_and(right16(s, 2), top));
+            minima[0] = bits_and(m, six);
+            minima[1] = bits_or(bits_and(right16(rest, 4), four), bits_and(right16(m, 2), top));
+        }
+        static HEADRACE_INLINE F8 of(const V32 (&bytes)[2], int g) {
+            return floats(bits_and(right32(bytes[g / 4], each32(g % 4 * 8)), each32(255)));
+        }
+    };
+    // What eight rows' scales are times, and their minima.
+    struct Whole {
+        F8 scale, least;
+        HEADRACE_INLINE Whole(const std::byte* block, int eight) {
+            const V32 apart = lookup(word(block, 0, eight),
+                                     both16(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+            scale = floats_of_f16(zip64_low(low_half(apart), high_half(apart)));
+            least = floats_of_f16(zip64_high(low_half(apart), high_half(apart)));
+        }
+    };
+    // Words of group g's codes: of all 32 columns.
+    static void words(const std::byte* block, int g, int eight, V32 (&to)[8]) {
+        for (int i = 0; i < 8; ++i) {
+            const V32 v = word(block, 4 + g / 2 * 8 + i, eight);
+            to[i] = g % 2 == 0 ? low_nibbles(v) : high_nibbles(v);
+        }
+    }
+    template <int kEights, int T>
+    static HEADRACE_INLINE void add(const std::byte* block, int first, const FixedRow (&x)[T],
+                                    int b, F8 (&sum)[2][T]) {
+        F8 above[kEights][T], below[kEights][T];
+#pragma GCC unroll 2
+        for (int e = 0; e < kEights; ++e)
 #pragma GCC unroll 3
-        for (int t = 0; t < T; ++t) sum[s][0][t] = sum[s][1][t] = no_floats();
-    }
-    const int groups = tiles.columns / 32;
-    for (int g = 0; g < groups; ++g)
-#pragma GCC unroll 4
-        for (int s = 0; s < S; ++s) {
-            if constexpr (F::kAsksAhead)
-                ask_for(from[s] + kLanesAhead, from[s] + kLanesAhead + F::kGroupNbytes);
-            if constexpr (T == 1) {
-                F::template add<2>(from[s], 0, x, g, sum[s]);
-            } else {
-                F::template add<1>(from[s], 0, x, g, sum[s]);
-                F::template add<1>(from[s], 1, x, g, sum[s]);
+            for (int t = 0; t < T; ++t) above[e][t] = below[e][t] = no_floats();
+        for (int pair = 0; pair < 4; ++pair) {
+            const std::byte* codes = block + (4 + pair * 8) * (kLaneRows * 4);
+            const std::byte* ahead = block + kLanesAhead + pair * (2 * kGroupNbytes);
+            ask_for(ahead, ahead + 2 * kGroupNbytes);
+#pragma GCC unroll 2
+            for (int n = 0; n < 2; ++n) {
+                LaneSums part[kEights][T];
+#pragma GCC unroll 8
+                for (int i = 0; i < 8; ++i) {
+                    V32 v[kEights];
+#pragma GCC unroll 2
+                    for (int e = 0; e < kEights; ++e) {
+                        v[e] = word(codes, i, first + e);
+                        keep(v[e]);
+                        v[e] = n == 0 ? low_nibbles(v[e]) : high_nibbles(v[e]);
+                    }
+#pragma GCC unroll 3
+                    for (int t = 0; t < T; ++t) {
+                        const auto columns = LaneSums::columns(
+                            x[t].bytes() + b * 512 + (pair * 2 + n) * 4 + i % 4 * 128 + i / 4 * 64);
+#pragma GCC unroll 2
+                        for (int e = 0; e < kEights; ++e) {
+                            part[e][t].add(v[e], columns);
+                            part[e][t].hold();
+                        }
+                    }
+                }
+                const int g = pair * 2 + n;
+#pragma GCC unroll 2
+                for (int e = 0; e < kEights; ++e) {
+                    const Six six(block, first + e);
+                    const F8 scale = Six::of(six.scales, g), least = Six::of(six.minima, g);
+#pragma GCC unroll 3
+                    for (int t = 0; t < T; ++t) {
+                        const F8 product =
+                            mul(floats(part[e][t].whole()), same(x[t].scale[b * 8 + g]));
+                        above[e][t] = fma(scale, product, above[e][t]);
+                        below[e][t] = fma(least, same(x[t].sum[b * 8 + g]), below[e][t]);
+                    }
+                }
             }
-            from[s] += F::kGroupNbytes;
         }
-    for (int s = 0; s < S; ++s)
-        for (int t = 0; t < T; ++t) {
-            const int row = (tile + s * apart) * kLaneRows;
-            float sums[kLaneRows];
-            store_floats(sums, sum[s][0][t]);
-            store_floats(sums + 8, sum[s][1][t]);
-            std::memcpy(
-                d.out + static_cast<std::size_t>(t) * d.out_stride + row, sums,
-                static_cast<std::size_t>(std::min(kLaneRows, d.rows - row)) * sizeof(float));
+#pragma GCC unroll 2
+        for (int e = 0; e < kEights; ++e) {
+            const Whole whole(block, first + e);
+#pragma GCC unroll 3
+            for (int t = 0; t < T; ++t) {
+                F8& to = sum[first + e][t];
+                to = fnma(whole.least, below[e][t], fma(whole.scale, above[e][t], to));
+            }
         }
-}
-
-// Tiles from `tile` on: S streams as long as there are as many, then half of them. Nobody has asked
-// for where they begin.
-template <class F, int S, int T>
-inline void lanes_streams(const Dot& d, const Tiles& tiles, const FixedRow (&x)[T], int tile,
-                          int count) {
-    const int apart = count / S;
-    for (int s = 0; s < S && apart > 0; ++s) {
-        const std::byte* begin = tiles.tile((tile + s * apart) * kLaneRows);
-        ask_for(begin, begin + kLanesAhead);
     }
-    for (int i = 0; i < apart; ++i) lanes_tiles<F, S, T>(d, tiles, x, tile + i, apart);
-    if constexpr (S > 1)
-        lanes_streams<F, S / 2, T>(d, tiles, x, tile + apart * S, count - apart * S);
-}
-
-template <class F, int T>
-inline void lanes_run_of(const Dot& d) {
-    FixedRow x[T];
-    for (int t = 0; t < T; ++t) x[t] = {d.x[t], d.columns};
-    lanes_streams<F, T == 1 ? F::kStreams : 1, T>(d, {d.w, d.w_stride, d.columns, d.format}, x, 0,
-                                                  (d.rows + kLaneRows - 1) / kLaneRows);
-}
-
-// As `unpack_codes`.
-template <class F>
-inline void unpack_lanes(const Tiles& t, int row, float* to) {
-    const int r = row % kLaneRows;
-    for (int g = 0; g < t.columns / 32; ++g, to += 32) {
-        const std::byte* group = F::group(t, row, g);
-        float scales[8];
-        store_floats(scales, F::scales(group, r / 8));
-        const V32 codes = F::codes(group, r);
-        const F8 s = same(scales[r % 8]);
-        for (const V16 q : {low_half(codes), high_half(codes)}) {
-            store_floats(to, mul(floats_of_eight(q), s));
-            store_floats(to + 8, mul(floats_of_eight(zip64_high(q, q)), s));
-            to += 16;
-        }
-        to -= 32;
-    }
-}
-
-inline void put_codes(KernelTable& t) {
-    put_unpacked<unpack_codes<CodesNVFP4, unpack_nvfp4>>(t, kNVFP4);
-    put_unpacked<unpack_codes<CodesInt4<false>, unpack_int4<false>>>(t, kInt4F16);
-    put_unpacked<unpack_codes<CodesInt4<true>, unpack_int4<true>>>(t, kInt4BF16);
-    put_unpacked<unpack_lanes<LanesQ4_0>>(t, kQ4_0);
-    put_unpacked<unpack_codes<CodesQ5_0, unpack_q5_0>>(t, kQ5_0);
-    put_unpacked<unpack_lanes<LanesQ8_0>>(t, kQ8_0);
-    put_unpacked<unpack_codes<CodesQ2_K, unpack_q2_k>>(t, kQ2_K);
-    put_unpacked<unpack_codes<CodesQ3_K, unpack_q3_k>>(t, kQ3_K);
-    put_unpacked<unpack_codes<CodesK<144, false>, unpack_q4_k>>(t, kQ4_K);
-    put_unpacked<unpack_codes<CodesK<176, true>, unpack_q5_k>>(t, kQ5_K);
-    put_unpacked<unpack_codes<CodesQ6_K, unpack_q6_k>>(t, kQ6_K);
-    put_unpacked<unpack_codes<CodesIQ4_NL, unpack_iq4_nl>>(t, kIQ4_NL);
-    put_unpacked<unpack_codes<CodesIQ4_XS, unpack_iq4_xs>>(t, kIQ4_XS);
-    put_unpacked<unpack_lanes<LanesMXFP4>>(t, kGgmlMXFP4);
-}
+};
 
 }  // namespace headrace::HEADRACE_ISA

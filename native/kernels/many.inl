@@ -48,8 +48,8 @@ inline void put_panel_kernels(KernelTable& t) {
     put_lanes<LanesQ4_0>(t, kQ4_0);
     put_lanes<LanesMXFP4>(t, kGgmlMXFP4);
     put_many<FixedIQ4_NL, CodesIQ4_NL, unpack_iq4_nl>(t, kIQ4_NL);
-    put_many<PlanesK<144, false>, CodesK<144, false>, unpack_q4_k>(t, kQ4_K);
-    put_many<PlanesK<176, true>, CodesK<176, true>, unpack_q5_k>(t, kQ5_K);
+    put_lanes<LanesQ4_K>(t, kQ4_K);
+    put_many<PlanesQ5_K, CodesK<176, true>, unpack_q5_k>(t, kQ5_K);
     put_many<FixedQ6_K, CodesQ6_K, unpack_q6_k>(t, kQ6_K);
 }
 

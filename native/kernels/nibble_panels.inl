@@ -11,7 +11,7 @@ inline constexpr bool kFourBits<LanesQ4_0> = true;
 template <bool kBF16Scales>
 inline constexpr bool kFourBits<CodesInt4<kBF16Scales>> = true;
 template <>
-inline constexpr bool kFourBits<CodesK<144, false>> = true;
+inline constexpr bool kFourBits<LanesQ4_K> = true;
 
 // Whose words have even columns of eight, or odd ones (`column_of_place`).
 template <class>
@@ -51,6 +51,7 @@ inline void put_lanes_of_nibbles(NibblePanel& p, const Tiles& tiles, int row, in
         NibbleTile& to = p.q[g][half];
         const __m512 scale = _mm512_cvtph_ps(load_halves(group, group + 16));
         std::memcpy(p.scale[g][0] + half * kTile, &scale, sizeof scale);
+#pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) {
             const __m512i v = load_words(group + kLaneRows * 2 + i * 64);
             const __m512i less = _mm512_xor_si512(v, _mm512_set1_epi8(static_cast<char>(0x88)));
@@ -64,45 +65,19 @@ inline void put_lanes_of_nibbles(NibblePanel& p, const Tiles& tiles, int row, in
     }
 }
 
-// 16 rows whose codes lie `at` each: 64 bytes are four groups, in what order says the format.
-template <class C, class At>
+// 16 rows of INT4, 64 bytes of each at a time: words of eight columns of four groups.
+template <class At>
 inline void put_rows_of_nibbles(NibblePanel& p, int half, int groups, At&& at) {
     for (int g = 0; g < groups; g += 4) {
         __m512i rows[16], words[16];
         for (int r = 0; r < kTile; ++r) rows[r] = at(r, g);
         transpose16(rows, words);
-        for (int j = 0; j < 16; ++j) {
-            if constexpr (kEvenWords<C>) {
-                if (g + j / 4 >= groups) break;
-                NibbleTile& to = p.q[g + j / 4][half];
-                put_low_nibbles(to, j % 4 * 2, words[j]);
-                put_high_nibbles(to, j % 4 * 2 + 1, words[j]);
-            } else {
-                put_low_nibbles(p.q[g + j / 8 * 2][half], j % 8, words[j]);
-                put_high_nibbles(p.q[g + j / 8 * 2 + 1][half], j % 8, words[j]);
-            }
+        for (int j = 0; j < 4 * std::min(4, groups - g); ++j) {
+            NibbleTile& to = p.q[g + j / 4][half];
+            put_low_nibbles(to, j % 4 * 2, words[j]);
+            put_high_nibbles(to, j % 4 * 2 + 1, words[j]);
         }
     }
-}
-
-// Dword i of 16 bytes of 16 rows.
-template <class At>
-HEADRACE_INLINE void dwords_of_rows(At&& at, __m512i (&to)[4]) {
-    __m512i rows[4];
-    for (int i = 0; i < 4; ++i) {
-        rows[i] = _mm512_castsi128_si512(load16(at(i)));
-        rows[i] = _mm512_inserti32x4(rows[i], load16(at(4 + i)), 1);
-        rows[i] = _mm512_inserti32x4(rows[i], load16(at(8 + i)), 2);
-        rows[i] = _mm512_inserti32x4(rows[i], load16(at(12 + i)), 3);
-    }
-    const __m512i low[2] = {_mm512_unpacklo_epi32(rows[0], rows[1]),
-                            _mm512_unpacklo_epi32(rows[2], rows[3])};
-    const __m512i high[2] = {_mm512_unpackhi_epi32(rows[0], rows[1]),
-                             _mm512_unpackhi_epi32(rows[2], rows[3])};
-    to[0] = _mm512_unpacklo_epi64(low[0], low[1]);
-    to[1] = _mm512_unpackhi_epi64(low[0], low[1]);
-    to[2] = _mm512_unpacklo_epi64(high[0], high[1]);
-    to[3] = _mm512_unpackhi_epi64(high[0], high[1]);
 }
 
 // Bytes 0 to 3 of each, times a float.
@@ -118,25 +93,33 @@ HEADRACE_INLINE __m512 low_halves(__m512i words) {
     return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words));
 }
 
-// The scales and minima of a block of Q4_K of 16 rows: as CodesK::eight, a lane for each row.
-template <class At>
-HEADRACE_INLINE void put_scales_of_blocks(NibblePanel& p, int row, At&& block) {
-    __m512i head[4];
-    dwords_of_rows(block, head);
+// A block of Q4_K of 16 rows: as LanesQ4_K has scales and minima, of all at once.
+inline void put_block_of_nibbles(NibblePanel& p, const std::byte* block, int half) {
+    const auto word = [&](int i) { return load_words(block + i * (kLaneRows * 4)); };
     const __m512i six = _mm512_set1_epi32(0x3f3f3f3f), four = _mm512_set1_epi32(0x0f0f0f0f);
-    const __m512i top = _mm512_set1_epi32(0x30303030), rest = head[3];
-    const auto first = [&](__m512i of) { return _mm512_and_si512(of, six); };
+    const __m512i top = _mm512_set1_epi32(0x30303030), whole = word(0), rest = word(3);
     const auto last = [&](__m512i of, __m512i nibbles) {
         return _mm512_or_si512(_mm512_and_si512(nibbles, four),
                                _mm512_and_si512(_mm512_srli_epi32(of, 2), top));
     };
-    const __m512 d = low_halves(head[0]);
-    put_bytes_times(first(head[1]), d, p.scale, row);
-    put_bytes_times(last(head[1], rest), d, p.scale + 4, row);
+    const int row = half * kTile;
+    const __m512 d = low_halves(whole);
+    put_bytes_times(_mm512_and_si512(word(1), six), d, p.scale, row);
+    put_bytes_times(last(word(1), rest), d, p.scale + 4, row);
     const __m512 least =
-        _mm512_sub_ps(_mm512_setzero_ps(), low_halves(_mm512_srli_epi32(head[0], 16)));
-    put_bytes_times(first(head[2]), least, p.more, row);
-    put_bytes_times(last(head[2], _mm512_srli_epi32(rest, 4)), least, p.more + 4, row);
+        _mm512_sub_ps(_mm512_setzero_ps(), low_halves(_mm512_srli_epi32(whole, 16)));
+    put_bytes_times(_mm512_and_si512(word(2), six), least, p.more, row);
+    put_bytes_times(last(word(2), _mm512_srli_epi32(rest, 4)), least, p.more + 4, row);
+    for (int pair = 0; pair < 4; ++pair) {
+        const std::byte* codes = block + (4 + pair * 8) * (kLaneRows * 4);
+        NibbleTile &low = p.q[2 * pair][half], &high = p.q[2 * pair + 1][half];
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) {
+            const __m512i v = load_words(codes + i * (kLaneRows * 4));
+            put_low_nibbles(low, i, v);
+            put_high_nibbles(high, i, v);
+        }
+    }
 }
 
 // What a tile of bfloat16 adds: `more` is the sum of two, h and l, as is a token's sum of a group,
@@ -165,35 +148,29 @@ inline void fill_nibbles(NibblePanel& p, const Dot& d, const Tiles& tiles, int r
                          int groups) {
     for (int half = 0; half < 2 && row + half * kTile < d.rows; ++half) {
         const int first = row + half * kTile;
-        if constexpr (Laned<C>) {
+        if constexpr (std::is_same_v<C, LanesQ4_0>) {
             put_lanes_of_nibbles(p, tiles, first, half, from, groups);
+        } else if constexpr (std::is_same_v<C, LanesQ4_K>) {
+            put_block_of_nibbles(p, C::group(tiles, first, from), half);
         } else {
             const auto reader = [&](int r) {
                 return C(tiles.tile(std::min(first + r, d.rows - 1)), tiles);
             };
-            if constexpr (kEvenWords<C>) {
-                for (int eight = 0; eight < kTile; eight += 8) {
-                    const auto c = [&]<std::size_t... I>(std::index_sequence<I...>) {
-                        return std::array<C, 8>{reader(eight + static_cast<int>(I))...};
-                    }(std::make_index_sequence<8>{});
-                    put_scales(p, c, from, 0, groups, half * kTile + eight);
-                }
-            } else {
-                put_scales_of_blocks(p, half * kTile, [&](int r) { return reader(r).block(from); });
+            for (int eight = 0; eight < kTile; eight += 8) {
+                const auto c = [&]<std::size_t... I>(std::index_sequence<I...>) {
+                    return std::array<C, 8>{reader(eight + static_cast<int>(I))...};
+                }(std::make_index_sequence<8>{});
+                put_scales(p, c, from, 0, groups, half * kTile + eight);
             }
-            put_rows_of_nibbles<C>(p, half, groups, [&](int r, int g) {
-                if constexpr (kEvenWords<C>) {
-                    const std::byte* q = reader(r).at(from + g);
-                    if (groups - g >= 4) return load_words(q);
-                    __m512i v = _mm512_setzero_si512();
-                    std::memcpy(&v, q, static_cast<std::size_t>(groups - g) * 16);
-                    return v;
-                } else {
-                    return load_words(reader(r).block(from) + 16 + g * 16);
-                }
+            put_rows_of_nibbles(p, half, groups, [&](int r, int g) {
+                const std::byte* q = reader(r).at(from + g);
+                if (groups - g >= 4) return load_words(q);
+                __m512i v = _mm512_setzero_si512();
+                std::memcpy(&v, q, static_cast<std::size_t>(groups - g) * 16);
+                return v;
             });
-            if constexpr (C::kOffset) put_offsets(p, half, groups);
         }
+        if constexpr (C::kOffset) put_offsets(p, half, groups);
     }
 }
 

@@ -25,7 +25,10 @@ inline constexpr int kOneOutlier = 127 * 127 * 4 / 3;
 template <Input kInput, bool kEvens>
 HEADRACE_INLINE int put_fine(__m512i q, FineBlock& to, int g, int t) {
     const __m512i eight = _mm512_set1_epi16(8);
-    const __m512i fine = _mm512_srai_epi16(_mm512_add_epi16(q, eight), 4);
+    // Half of 16 to the even one: rounded upwards, errors would add up.
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi16(q, 4), _mm512_set1_epi16(1));
+    const __m512i up = _mm512_add_epi16(odd, _mm512_set1_epi16(7));
+    const __m512i fine = _mm512_srai_epi16(_mm512_add_epi16(q, up), 4);
     const __m512i a = _mm512_min_epi16(_mm512_srai_epi16(_mm512_add_epi16(fine, eight), 4),
                                        _mm512_set1_epi16(127));
     const __m512i b = _mm512_sub_epi16(fine, _mm512_slli_epi16(a, 4));

@@ -73,6 +73,22 @@ inline simde__m512 to_float(simde__m512i v) {
     for (int i = 0; i < 16; ++i) to[i] = static_cast<float>(from[i]);
     return simde_mm512_load_ps(to);
 }
+
+inline __m256i low_halves(simde__m512i v) {
+    alignas(64) std::int32_t from[16];
+    alignas(32) std::uint16_t to[16];
+    simde_mm512_store_si512(from, v);
+    for (int i = 0; i < 16; ++i) to[i] = static_cast<std::uint16_t>(from[i]);
+    return _mm256_load_si256(reinterpret_cast<const __m256i*>(to));
+}
+
+inline std::int32_t sum_of_words(simde__m512i v) {
+    alignas(64) std::int32_t from[16];
+    simde_mm512_store_si512(from, v);
+    std::int32_t sum = 0;
+    for (const std::int32_t word : from) sum += word;
+    return sum;
+}
 }  // namespace headrace::translated
 
 #undef _mm512_maskz_loadu_ps
@@ -98,3 +114,9 @@ inline simde__m512 to_float(simde__m512i v) {
 #define _mm256_dpwssd_epi32(sum, a, b) simde_mm256_dpwssd_epi32(sum, a, b)
 #undef _mm512_dpwssd_epi32
 #define _mm512_dpwssd_epi32(sum, a, b) simde_mm512_dpwssd_epi32(sum, a, b)
+#undef _mm512_dpbusd_epi32
+#define _mm512_dpbusd_epi32(sum, a, b) simde_mm512_dpbusd_epi32(sum, a, b)
+#undef _mm512_cvtepi32_epi16
+#define _mm512_cvtepi32_epi16(v) headrace::translated::low_halves(v)
+#undef _mm512_reduce_add_epi32
+#define _mm512_reduce_add_epi32(v) headrace::translated::sum_of_words(v)

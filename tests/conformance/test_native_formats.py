@@ -42,6 +42,11 @@ def nmse(got: Tensor, truth: Tensor) -> float:
     return float(((got.double() - truth) ** 2).sum() / (truth.double() ** 2).sum())
 
 
+def takes_twelve_bits(pool: _native.Pool, form: Format, tokens: int) -> bool:
+    four_bits = form.tag in ("Q4_0", "Q4_K") or form.name.startswith("int4")
+    return pool.isa == "amx" and four_bits and tokens > 3
+
+
 @pytest.mark.parametrize("form", GGML, ids=lambda f: f.tag)
 def test_the_plain_decoder_is_the_one_of_the_gguf_package(form: Format) -> None:
     rows, columns = 37, 3 * form.multiple
@@ -59,12 +64,13 @@ def test_the_plain_decoder_is_the_one_of_the_gguf_package(form: Format) -> None:
 
 @pytest.mark.parametrize("form", LANED.values(), ids=lambda f: f.tag)
 def test_every_other_row_goes_into_tiles(form: Format) -> None:
-    stored = packed_weights.blocks(form, 50, 96, np.random.default_rng(1))
-    whole, odd = (np.empty((form.tiles(n), form.tile_nbytes(96)), np.uint8) for n in (50, 25))
+    columns = 3 * form.multiple
+    stored = packed_weights.blocks(form, 50, columns, np.random.default_rng(1))
+    whole, odd = (np.empty((form.tiles(n), form.tile_nbytes(columns)), np.uint8) for n in (50, 25))
     ggml.pack({form.tag: stored}, slice(0, 50), form, whole)
     ggml.pack({form.tag: stored}, slice(1, 51, 2), form, odd)
-    taken = ggml.decode(odd, form, 96)[:25]
-    assert np.array_equal(taken, ggml.decode(whole, form, 96)[1:50:2])
+    taken = ggml.decode(odd, form, columns)[:25]
+    assert np.array_equal(taken, ggml.decode(whole, form, columns)[1:50:2])
 
 
 @pytest.mark.parametrize("change", [{"format": 11}, {"count": 0}, {"tile_stride": 16 * 54 - 1}])
@@ -106,9 +112,11 @@ def test_products(pool: _native.Pool, name: str, exact: bool) -> None:
             x[:, :7] *= 30.0
             truth = x.double() @ values.T
             got = linear(x, made)
-            # Nine bits of bfloat16 would leave 1e-6 and more; sixteen leave far less.
+            # Nine bits of bfloat16 would leave 1e-6 and more; sixteen leave far less, twelve, which
+            # codes of four bits meet on tiles, less (native/test/test_panels.cpp: in the mean).
             rounded = nmse(x.to(torch.bfloat16).double() @ values.T, truth)
-            assert nmse(got[:, :37], truth[:, :37]) < (1e-11 if exact else min(rounded / 50, 1e-6))
+            fine = rounded / (5 if takes_twelve_bits(pool, w.format, tokens) else 50)
+            assert nmse(got[:, :37], truth[:, :37]) < (1e-11 if exact else min(fine, 1e-6))
             if exact:
                 assert torch.equal(linear(x[-1:].clone(), made), got[-1:])
 
@@ -116,10 +124,11 @@ def test_products(pool: _native.Pool, name: str, exact: bool) -> None:
 @pytest.mark.parametrize("form", LANED.values(), ids=lambda f: f.tag)
 def test_tiles_far_apart_that_are_walked_at_once(pool: _native.Pool, form: Format) -> None:
     """Enough rows for pieces of several streams, each of more than one tile."""
-    w = packed_weights.random(form.name, 1100, 160)
+    columns = 5 * form.multiple
+    w = packed_weights.random(form.name, 1100, columns)
     values = decode(w).double()
     for tokens in (1, 2, 3):
-        x = torch.randn(tokens, 160)
+        x = torch.randn(tokens, columns)
         got = NativeLinear(pool, exact=False)(x, Linear((w,)))
         assert nmse(got, x.double() @ values.T) < 1e-7
         assert torch.equal(NativeLinear(pool, exact=False)(x[-1:].clone(), Linear((w,))), got[-1:])
@@ -142,7 +151,8 @@ def test_experts_of_mixed_formats(pool: _native.Pool, name: str, exact: bool) ->
         routing = Routing(ids.int(), torch.rand(tokens, 2, generator=generator))
         got = NativeExperts(pool, exact=exact)(x, routing, rows)
         truth = reference.experts(x, routing, rows)
-        assert nmse(got, truth.double()) < (1e-10 if exact else 1e-7)
+        most = 4e-7 if takes_twelve_bits(pool, packed_weights.ALL[name], tokens) else 1e-7
+        assert nmse(got, truth.double()) < (1e-10 if exact else most)
 
 
 def test_a_stride_between_tiles(pool: _native.Pool) -> None:
@@ -197,7 +207,8 @@ def test_many_tokens_bits_do_not_depend_on_how_many(
     linear = NativeLinear(pool, exact=exact)
     x = torch.randn(52, columns)
     together = linear(x, Linear((w,)))
-    assert nmse(together, x.double() @ decode(w).double().T) < (1e-11 if exact else 1e-7)
+    most = 4e-7 if takes_twelve_bits(pool, w.format, 52) else 1e-7  # bfloat16: 3e-6
+    assert nmse(together, x.double() @ decode(w).double().T) < (1e-11 if exact else most)
     for first, end in ((0, 4), (7, 13), (40, 52)):
         assert torch.equal(linear(x[first:end].clone(), Linear((w,))), together[first:end])
 

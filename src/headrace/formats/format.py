@@ -122,28 +122,26 @@ def _ggml(name: str, tag: str, code: int, columns: int, nbytes: int) -> Format:
 LANE_ROWS = 16  # of a tile
 
 
-def _laned(name: str, tag: str, code: int, nbytes: int) -> Format:
-    """Blocks of 32 columns. A tile has for each of them the scales of all rows, then four bytes of
-    codes of every row, and the next four.
+def _laned(name: str, tag: str, code: int, columns: int, nbytes: int) -> Format:
+    """A tile has for each block the scales of all rows, then four bytes of codes of every row, and
+    the next four. Blocks of 256 columns are nothing but such words.
     """
-    return Format(
-        name, tag, code, tile_rows=LANE_ROWS, group=32, group_bytes=LANE_ROWS * nbytes, multiple=32
-    )
+    return replace(_ggml(name, tag, code, columns, LANE_ROWS * nbytes), tile_rows=LANE_ROWS)
 
 
 # As GGUF names its tensor types.
 GGML = (
-    _laned("q4_0", "Q4_0", 10, 18),
+    _laned("q4_0", "Q4_0", 10, 32, 18),
     _ggml("q5_0", "Q5_0", 11, 32, 22),
-    _laned("q8_0", "Q8_0", 12, 34),
+    _laned("q8_0", "Q8_0", 12, 32, 34),
     _ggml("q2_k", "Q2_K", 13, 256, 84),
     _ggml("q3_k", "Q3_K", 14, 256, 110),
-    _ggml("q4_k", "Q4_K", 15, 256, 144),
+    _laned("q4_k", "Q4_K", 15, 256, 144),
     _ggml("q5_k", "Q5_K", 16, 256, 176),
     _ggml("q6_k", "Q6_K", 17, 256, 210),
     _ggml("iq4_nl", "IQ4_NL", 18, 32, 18),
     _ggml("iq4_xs", "IQ4_XS", 19, 256, 136),
-    _laned("mxfp4", "MXFP4", 20, 17),
+    _laned("mxfp4", "MXFP4", 20, 32, 17),
     _ggml("q4_1", "Q4_1", 23, 32, 20),  # 21 and 22 are ordered ones
     _ggml("q5_1", "Q5_1", 24, 32, 24),
 )

@@ -16,7 +16,7 @@ _LANES = f"-X{LANE_ROWS}"
 
 
 def word_of(form: Format) -> str:
-    """Such as BF16, Q4_K, Q4_0-X16, MXFP4-32: enough to find the format again."""
+    """Such as BF16, Q6_K, Q4_0-X16, MXFP4-32: enough to find the format again."""
     if form.tag in LANED:
         return form.tag + _LANES
     if form.tag:

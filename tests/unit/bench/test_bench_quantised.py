@@ -40,8 +40,8 @@ def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
 
 
 def test_each_format_is_bound_by_the_lower_rate() -> None:
-    roofline = Roofline({BFLOAT16: 1000, BY_TAG["Q4_K"]: 600}, 256)
-    roofline.rates = {"bfloat16": [900.0, 1000.0, 1100.0], "q4_k": [50.0]}
+    roofline = Roofline({BFLOAT16: 1000, BY_TAG["Q5_K"]: 600}, 256)
+    roofline.rates = {"bfloat16": [900.0, 1000.0, 1100.0], "q5_k": [50.0]}
     assert roofline.seconds(200.0, 400) == 400 / 200 + 1000 / 200 + 600 / 50
     assert roofline.seconds(40.0) == 1600 / 40
     assert Roofline({BFLOAT16: 1000}, 256).seconds(10.0) == 100.0
