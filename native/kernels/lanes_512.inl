@@ -41,6 +41,24 @@ struct SixteenSums {
     }
 };
 
+// As LanesQ4_K::Six, of all rows.
+struct SixteenSix {
+    __m512i scales[2], minima[2];
+    HEADRACE_INLINE explicit SixteenSix(const std::byte* block) {
+        const auto word = [&](int i) { return word_of_rows(block + i * (kLaneRows * 4)); };
+        const __m512i six = _mm512_set1_epi32(0x3f3f3f3f), four = _mm512_set1_epi32(0x0f0f0f0f);
+        const __m512i top = _mm512_set1_epi32(0x30303030), rest = word(3);
+        const auto last = [&](__m512i of, __m512i nibbles) {
+            return _mm512_or_si512(_mm512_and_si512(nibbles, four),
+                                   _mm512_and_si512(_mm512_srli_epi32(of, 2), top));
+        };
+        scales[0] = _mm512_and_si512(word(1), six);
+        scales[1] = last(word(1), rest);
+        minima[0] = _mm512_and_si512(word(2), six);
+        minima[1] = last(word(2), _mm512_srli_epi32(rest, 4));
+    }
+};
+
 template <class F, int T>
 struct TileSums {
     __m512 sum[T];
@@ -108,21 +126,15 @@ struct TileSums {
         __m512 above[T], below[T];
 #pragma GCC unroll 3
         for (int t = 0; t < T; ++t) above[t] = below[t] = _mm512_setzero_ps();
-        const auto word = [&](int i) { return word_of_rows(block + i * (kLaneRows * 4)); };
-        const __m512i six = _mm512_set1_epi32(0x3f3f3f3f), four = _mm512_set1_epi32(0x0f0f0f0f);
-        const __m512i top = _mm512_set1_epi32(0x30303030), rest = word(3);
-        const auto last = [&](__m512i of, __m512i nibbles) {
-            return _mm512_or_si512(_mm512_and_si512(nibbles, four),
-                                   _mm512_and_si512(_mm512_srli_epi32(of, 2), top));
-        };
-        __m512i scales = _mm512_and_si512(word(1), six), minima = _mm512_and_si512(word(2), six);
+        const SixteenSix six(block);
+        __m512i scales = six.scales[0], minima = six.minima[0];
         for (int pair = 0; pair < 4; ++pair) {
             const std::byte* codes = block + (4 + pair * 8) * (kLaneRows * 4);
             const std::byte* ahead = block + kLanesAhead + pair * (2 * F::kGroupNbytes);
             ask_for(ahead, ahead + 2 * F::kGroupNbytes);
             if (pair == 2) {
-                scales = last(word(1), rest);
-                minima = last(word(2), _mm512_srli_epi32(rest, 4));
+                scales = six.scales[1];
+                minima = six.minima[1];
             }
             SixteenSums part[2][T];
 #pragma GCC unroll 8

@@ -95,21 +95,16 @@ HEADRACE_INLINE __m512 low_halves(__m512i words) {
 
 // A block of Q4_K of 16 rows: as LanesQ4_K has scales and minima, of all at once.
 inline void put_block_of_nibbles(NibblePanel& p, const std::byte* block, int half) {
-    const auto word = [&](int i) { return load_words(block + i * (kLaneRows * 4)); };
-    const __m512i six = _mm512_set1_epi32(0x3f3f3f3f), four = _mm512_set1_epi32(0x0f0f0f0f);
-    const __m512i top = _mm512_set1_epi32(0x30303030), whole = word(0), rest = word(3);
-    const auto last = [&](__m512i of, __m512i nibbles) {
-        return _mm512_or_si512(_mm512_and_si512(nibbles, four),
-                               _mm512_and_si512(_mm512_srli_epi32(of, 2), top));
-    };
-    const int row = half * kTile;
+    const __m512i whole = load_words(block);
+    const SixteenSix six(block);
     const __m512 d = low_halves(whole);
-    put_bytes_times(_mm512_and_si512(word(1), six), d, p.scale, row);
-    put_bytes_times(last(word(1), rest), d, p.scale + 4, row);
     const __m512 least =
         _mm512_sub_ps(_mm512_setzero_ps(), low_halves(_mm512_srli_epi32(whole, 16)));
-    put_bytes_times(_mm512_and_si512(word(2), six), least, p.more, row);
-    put_bytes_times(last(word(2), _mm512_srli_epi32(rest, 4)), least, p.more + 4, row);
+    const int row = half * kTile;
+    for (int i = 0; i < 2; ++i) {
+        put_bytes_times(six.scales[i], d, p.scale + i * 4, row);
+        put_bytes_times(six.minima[i], least, p.more + i * 4, row);
+    }
     for (int pair = 0; pair < 4; ++pair) {
         const std::byte* codes = block + (4 + pair * 8) * (kLaneRows * 4);
         NibbleTile &low = p.q[2 * pair][half], &high = p.q[2 * pair + 1][half];
