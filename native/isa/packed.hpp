@@ -46,7 +46,7 @@
 #include "isa/amx_tiles.hpp"
 #include "kernels/amx.inl"
 
-// Over the tiles of bfloat16.
+// Over both: bytes on tiles.
 #include "kernels/byte_tiles.inl"
 
 // Products of bytes.

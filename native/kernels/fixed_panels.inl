@@ -45,6 +45,15 @@ concept Laned = requires { C::kGroupNbytes; };
 template <class C>
 concept LanedBlocks = Laned<C> && C::kColumns > 32;
 
+// Readers of eight rows from `row` on; past the last row, that one again.
+template <class C>
+inline std::array<C, 8> eight_readers(const Dot& d, const Tiles& tiles, int row) {
+    return [&]<std::size_t... I>(std::index_sequence<I...>) {
+        return std::array<C, 8>{
+            C(tiles.tile(std::min(row + static_cast<int>(I), d.rows - 1)), tiles)...};
+    }(std::make_index_sequence<8>{});
+}
+
 // Whose codes a panel's products read where they lie.
 #if defined(HEADRACE_TILES)
 template <class C>
@@ -59,10 +68,7 @@ template <class C, Input kInput>
 inline void fill_strip(StripPanel& p, const Dot& d, const Tiles& tiles, int row, int from,
                        int groups) {
     for (int eight = 0; eight < kStripRows; eight += 8) {
-        const auto c = [&]<std::size_t... I>(std::index_sequence<I...>) {
-            return std::array<C, 8>{
-                C(tiles.tile(std::min(row + eight + static_cast<int>(I), d.rows - 1)), tiles)...};
-        }(std::make_index_sequence<8>{});
+        const auto c = eight_readers<C>(d, tiles, row + eight);
         for (int g = 0; g < groups; ++g) {
             if (g % 8 == 0) put_scales(p, c, from, g, std::min(8, groups - g), eight);
             V32 rows[8];

@@ -59,6 +59,16 @@ struct SixteenSix {
     }
 };
 
+// As LanesQ4_K::Whole, of all rows.
+struct SixteenWhole {
+    __m512 scale, least;
+    HEADRACE_INLINE explicit SixteenWhole(const std::byte* block) {
+        const __m512i both = word_of_rows(block);
+        scale = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(both));
+        least = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(both, 16)));
+    }
+};
+
 template <class F, int T>
 struct TileSums {
     __m512 sum[T];
@@ -163,12 +173,11 @@ struct TileSums {
                 }
             }
         }
-        const typename F::Whole first(block, 0), second(block, 1);
-        const __m512 d = floats_of_rows(first.scale, second.scale);
-        const __m512 least = floats_of_rows(first.least, second.least);
+        const SixteenWhole whole(block);
 #pragma GCC unroll 3
         for (int t = 0; t < T; ++t)
-            sum[t] = _mm512_fnmadd_ps(least, below[t], _mm512_fmadd_ps(d, above[t], sum[t]));
+            sum[t] = _mm512_fnmadd_ps(whole.least, below[t],
+                                      _mm512_fmadd_ps(whole.scale, above[t], sum[t]));
     }
 };
 

@@ -89,20 +89,14 @@ HEADRACE_INLINE void put_bytes_times(__m512i bytes, __m512 by, float (*to)[2][kS
     }
 }
 
-HEADRACE_INLINE __m512 low_halves(__m512i words) {
-    return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words));
-}
-
 // A block of Q4_K of 16 rows: as LanesQ4_K has scales and minima, of all at once.
 inline void put_block_of_nibbles(NibblePanel& p, const std::byte* block, int half) {
-    const __m512i whole = load_words(block);
     const SixteenSix six(block);
-    const __m512 d = low_halves(whole);
-    const __m512 least =
-        _mm512_sub_ps(_mm512_setzero_ps(), low_halves(_mm512_srli_epi32(whole, 16)));
+    const SixteenWhole whole(block);
+    const __m512 least = _mm512_sub_ps(_mm512_setzero_ps(), whole.least);
     const int row = half * kTile;
     for (int i = 0; i < 2; ++i) {
-        put_bytes_times(six.scales[i], d, p.scale + i * 4, row);
+        put_bytes_times(six.scales[i], whole.scale, p.scale + i * 4, row);
         put_bytes_times(six.minima[i], least, p.more + i * 4, row);
     }
     for (int pair = 0; pair < 4; ++pair) {
@@ -148,17 +142,12 @@ inline void fill_nibbles(NibblePanel& p, const Dot& d, const Tiles& tiles, int r
         } else if constexpr (std::is_same_v<C, LanesQ4_K>) {
             put_block_of_nibbles(p, C::group(tiles, first, from), half);
         } else {
-            const auto reader = [&](int r) {
-                return C(tiles.tile(std::min(first + r, d.rows - 1)), tiles);
-            };
-            for (int eight = 0; eight < kTile; eight += 8) {
-                const auto c = [&]<std::size_t... I>(std::index_sequence<I...>) {
-                    return std::array<C, 8>{reader(eight + static_cast<int>(I))...};
-                }(std::make_index_sequence<8>{});
-                put_scales(p, c, from, 0, groups, half * kTile + eight);
-            }
+            for (int eight = 0; eight < kTile; eight += 8)
+                put_scales(p, eight_readers<C>(d, tiles, first + eight), from, 0, groups,
+                           half * kTile + eight);
             put_rows_of_nibbles(p, half, groups, [&](int r, int g) {
-                const std::byte* q = reader(r).at(from + g);
+                const C c(tiles.tile(std::min(first + r, d.rows - 1)), tiles);
+                const std::byte* q = c.at(from + g);
                 if (groups - g >= 4) return load_words(q);
                 __m512i v = _mm512_setzero_si512();
                 std::memcpy(&v, q, static_cast<std::size_t>(groups - g) * 16);
