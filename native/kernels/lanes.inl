@@ -238,6 +238,7 @@ struct LanesQ4_K {
         for (int e = 0; e < kEights; ++e)
 #pragma GCC unroll 3
             for (int t = 0; t < T; ++t) above[e][t] = below[e][t] = no_floats();
+        const Six six[2] = {{block, first}, {block, first + kEights - 1}};
         for (int pair = 0; pair < 4; ++pair) {
             const std::byte* codes = block + (4 + pair * 8) * (kLaneRows * 4);
             const std::byte* ahead = block + kLanesAhead + pair * (2 * kGroupNbytes);
@@ -268,8 +269,7 @@ struct LanesQ4_K {
                 const int g = pair * 2 + n;
 #pragma GCC unroll 2
                 for (int e = 0; e < kEights; ++e) {
-                    const Six six(block, first + e);
-                    const F8 scale = Six::of(six.scales, g), least = Six::of(six.minima, g);
+                    const F8 scale = Six::of(six[e].scales, g), least = Six::of(six[e].minima, g);
 #pragma GCC unroll 3
                     for (int t = 0; t < T; ++t) {
                         const F8 product =
