@@ -83,18 +83,19 @@ void put_in_lanes(int format, Address rows, std::int64_t row_stride, std::int64_
                            columns, at<std::byte>(tiles), static_cast<std::size_t>(tile_stride));
 }
 
-void put_pairs_in_lanes(Address scales, std::int64_t scale_stride, Address codes,
+void put_pairs_in_lanes(int format, Address scales, std::int64_t scale_stride, Address codes,
                         std::int64_t code_stride, std::int64_t count, std::int64_t columns,
                         Address tiles, std::int64_t tile_stride) {
+    const bool two = headrace::kind_of(format) == headrace::kNVFP4;
     for (const auto& [stride, nbytes] :
-         {std::pair{scale_stride, columns / 32}, std::pair{code_stride, columns / 2}})
-        require_lanes("put_pairs_in_lanes", headrace::kGgmlMXFP4, count, columns, stride, nbytes,
-                      tile_stride);
+         {std::pair{scale_stride, columns / (two ? 16 : 32)}, std::pair{code_stride, columns / 2}})
+        require_lanes("put_pairs_in_lanes", two ? format : headrace::kGgmlMXFP4, count, columns,
+                      stride, nbytes, tile_stride);
     const nb::gil_scoped_release released;
-    headrace::put_pairs_in_lanes(at<std::byte>(scales), static_cast<std::size_t>(scale_stride),
-                                 at<std::byte>(codes), static_cast<std::size_t>(code_stride), count,
-                                 columns, at<std::byte>(tiles),
-                                 static_cast<std::size_t>(tile_stride));
+    headrace::put_pairs_in_lanes(two ? format : headrace::kGgmlMXFP4, at<std::byte>(scales),
+                                 static_cast<std::size_t>(scale_stride), at<std::byte>(codes),
+                                 static_cast<std::size_t>(code_stride), count, columns,
+                                 at<std::byte>(tiles), static_cast<std::size_t>(tile_stride));
 }
 
 void bind_weights(nb::module_& m) {
@@ -237,8 +238,8 @@ NB_MODULE(_native, m) {
     });
     m.def("isas", &headrace::isas);
     m.def("tile_nbytes", &tile_nbytes, "format"_a, "columns"_a);
-    m.def("put_pairs_in_lanes", &put_pairs_in_lanes, "scales"_a, "scale_stride"_a, "codes"_a,
-          "code_stride"_a, "count"_a, "columns"_a, "tiles"_a, "tile_stride"_a);
+    m.def("put_pairs_in_lanes", &put_pairs_in_lanes, "format"_a, "scales"_a, "scale_stride"_a,
+          "codes"_a, "code_stride"_a, "count"_a, "columns"_a, "tiles"_a, "tile_stride"_a);
     m.def("put_in_lanes", &put_in_lanes, "format"_a, "rows"_a, "row_stride"_a, "count"_a,
           "columns"_a, "tiles"_a, "tile_stride"_a);
     bind_weights(m);

@@ -14,6 +14,7 @@ struct GgmlBlock {
 
 GgmlBlock ggml_block(int kind) {
     switch (kind) {
+        case kNVFP4:
         case kQ4_0:
         case kIQ4_NL:
             return {32, 18};
@@ -57,13 +58,14 @@ template <class Fn>
 void each_laned_group(int format, std::size_t rows, std::int64_t columns, std::byte* tiles,
                       std::size_t tile_stride, Fn&& fn) {
     const auto block = static_cast<std::size_t>(ggml_block(kind_of(format)).columns);
-    const std::size_t groups = static_cast<std::size_t>(columns) / block,
-                      nbytes = tile_nbytes(format, columns);
+    const std::size_t groups = (static_cast<std::size_t>(columns) + block - 1) / block,
+                      nbytes = tile_nbytes(format, columns), head = lanes_head_nbytes(format);
     for (std::size_t first = 0; first < rows; first += kLaneRows, tiles += tile_stride) {
         const std::size_t n = std::min<std::size_t>(kLaneRows, rows - first);
         if (n < kLaneRows) std::memset(tiles, 0, nbytes);
         for (std::size_t g = 0; g < groups; ++g)
-            for (std::size_t r = 0; r < n; ++r) fn(first + r, r, g, tiles + nbytes / groups * g);
+            for (std::size_t r = 0; r < n; ++r)
+                fn(first + r, r, g, tiles + head + (nbytes - head) / groups * g);
     }
 }
 
@@ -91,6 +93,7 @@ std::uint64_t eight_nibbles(const std::byte* p) {
 int multiple_of(int format) {
     const int kind = kind_of(format);
     if (kind < kMXFP8) return 1;
+    if (kind == kNVFP4) return 16;
     const GgmlBlock block = ggml_block(kind);
     return block.columns > 0 ? block.columns : group_of(format);
 }
@@ -100,7 +103,7 @@ int multiple_of(int format) {
 std::string format_fault(int format, std::int64_t columns) {
     const int kind = kind_of(format), group = group_of(format);
     if (format < 0 || kind >= kFormats) return "format " + std::to_string(format);
-    const bool grouped = (kind > kFP8Row && kind < kQ4_0) || is_ordered(format);
+    const bool grouped = (kind > kFP8Row && kind < kQ4_0 && kind != kNVFP4) || is_ordered(format);
     if (kind == kFP8Block ? group == 0 : grouped && (group % 16 != 0 || group == 0))
         return "a group of " + std::to_string(group);
     const int multiple = multiple_of(format), most = is_ordered(format) ? kMostOrdered : 1 << 28;
@@ -116,8 +119,10 @@ std::size_t tile_nbytes(int format, std::int64_t columns) {
     if (kind < kFloats) return n * format_nbytes(format);
     const GgmlBlock block = ggml_block(kind);
     if (block.columns > 0)
-        return n / static_cast<std::size_t>(block.columns) * block.nbytes *
-               static_cast<std::size_t>(tile_rows(format));
+        return lanes_head_nbytes(format) + (n + static_cast<std::size_t>(block.columns) - 1) /
+                                               static_cast<std::size_t>(block.columns) *
+                                               block.nbytes *
+                                               static_cast<std::size_t>(tile_rows(format));
     if (is_ordered(format))
         return 2 * n + kOrderedRows * tile_nbytes(plain_format(format), columns);
     if (kind == kFP8Row) return sizeof(float) + n;
@@ -130,8 +135,6 @@ std::size_t tile_nbytes(int format, std::int64_t columns) {
             return groups + n;
         case kMXFP4:
             return groups + n / 2;
-        case kNVFP4:
-            return sizeof(float) + groups + n / 2;
         default:
             return groups * (has_zeros(format) ? 3 : 2) + n / 2;
     }
@@ -147,18 +150,26 @@ void put_in_lanes(int format, const std::byte* rows, std::size_t row_stride, std
     put(format, rows, row_stride, static_cast<std::size_t>(count), columns, tiles, tile_stride);
 }
 
-void put_pairs_in_lanes(const std::byte* scales, std::size_t scale_stride, const std::byte* codes,
-                        std::size_t code_stride, std::int64_t count, std::int64_t columns,
-                        std::byte* tiles, std::size_t tile_stride) {
-    each_laned_group(kGgmlMXFP4, static_cast<std::size_t>(count), columns, tiles, tile_stride,
+void put_pairs_in_lanes(int format, const std::byte* scales, std::size_t scale_stride,
+                        const std::byte* codes, std::size_t code_stride, std::int64_t count,
+                        std::int64_t columns, std::byte* tiles, std::size_t tile_stride) {
+    const bool two = kind_of(format) == kNVFP4;
+    const std::size_t each = two ? 2 : 1, all = static_cast<std::size_t>(columns) / (two ? 16 : 32);
+    each_laned_group(format, static_cast<std::size_t>(count), columns, tiles, tile_stride,
                      [&](std::size_t row, std::size_t r, std::size_t g, std::byte* group) {
-                         const std::byte* pairs = codes + row * code_stride + g * 16;
+                         const std::size_t there = std::min(each, all - g * each);
+                         std::byte head[2]{}, pairs[16]{};
+                         std::memcpy(head, scales + row * scale_stride + g * each, there);
+                         std::memcpy(pairs, codes + row * code_stride + g * 16, there * 16 / each);
                          std::uint64_t halves[2];
                          for (int i = 0; i < 2; ++i)
                              halves[i] = eight_nibbles(pairs + i * 4) |
                                          eight_nibbles(pairs + 8 + i * 4) << 4;
-                         put_group<1, 16>(scales + row * scale_stride + g,
-                                          reinterpret_cast<const std::byte*>(halves), r, group);
+                         const auto* words = reinterpret_cast<const std::byte*>(halves);
+                         if (two)
+                             put_group<2, 16>(head, words, r, group);
+                         else
+                             put_group<1, 16>(head, words, r, group);
                      });
 }
 

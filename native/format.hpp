@@ -19,7 +19,7 @@ enum Format : int {
     kFP8Row,              // float32 scale; E4M3
     kMXFP8,               // E8M0 per group; E4M3
     kMXFP4,               // E8M0 per group; E2M1, even column in the low nibble
-    kNVFP4,               // float32 scale; E4M3 per group; E2M1 likewise
+    kNVFP4,               // tile of 16 rows in lanes (kLaneRows): two E4M3 for 32 columns; E2M1
     kInt4F16,             // float16 per group; zero points (a byte each) if any; nibbles likewise
     kInt4BF16,            // the same with bfloat16
     kQ4_0,                // from here on: ggml's own blocks, one after another, but see kLaneRows
@@ -47,13 +47,17 @@ inline constexpr bool is_ordered(int format) {
     return kind_of(format) == kInt4F16Ordered || kind_of(format) == kInt4BF16Ordered;
 }
 // Tile of 16 rows: for each block the scale of every row, then of every row four bytes of codes,
-// and the next four. A block of kQ4_K is such words from its first byte on.
+// and the next four. A block of kQ4_K is such words from its first byte on. A tile of kNVFP4 begins
+// with a float32 of every row, and columns that its last 32 lack are zeros.
 inline constexpr bool is_laned(int format) {
     const int kind = kind_of(format);
-    return kind == kQ4_0 || kind == kQ8_0 || kind == kQ4_K || kind == kGgmlMXFP4;
+    return kind == kQ4_0 || kind == kQ8_0 || kind == kQ4_K || kind == kGgmlMXFP4 || kind == kNVFP4;
 }
 inline constexpr int kOrderedRows = 64, kMostOrdered = 1 << 16;  // of a tile; columns
 inline constexpr int kLaneRows = 16;
+inline constexpr std::size_t lanes_head_nbytes(int format) {
+    return kind_of(format) == kNVFP4 ? kLaneRows * sizeof(float) : 0;
+}
 inline constexpr int tile_rows(int format) {
     if (is_laned(format)) return kLaneRows;
     return kind_of(format) == kFP8Block ? 8 : is_ordered(format) ? kOrderedRows : 1;
@@ -73,11 +77,11 @@ std::size_t tile_nbytes(int format, std::int64_t columns);
 // zeros.
 void put_in_lanes(int format, const std::byte* rows, std::size_t row_stride, std::int64_t count,
                   std::int64_t columns, std::byte* tiles, std::size_t tile_stride);
-// The same for kGgmlMXFP4 from scales and codes that lie apart, of which the even column is in the
-// low nibble.
-void put_pairs_in_lanes(const std::byte* scales, std::size_t scale_stride, const std::byte* codes,
-                        std::size_t code_stride, std::int64_t count, std::int64_t columns,
-                        std::byte* tiles, std::size_t tile_stride);
+// The same for kGgmlMXFP4 and kNVFP4 from scales and codes that lie apart, of which the even column
+// is in the low nibble. The rows' float32 are not written.
+void put_pairs_in_lanes(int format, const std::byte* scales, std::size_t scale_stride,
+                        const std::byte* codes, std::size_t code_stride, std::int64_t count,
+                        std::int64_t columns, std::byte* tiles, std::size_t tile_stride);
 
 // Rows of one matrix where they lie.
 struct Tiles {

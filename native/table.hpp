@@ -40,9 +40,15 @@ enum Input : int {
     kHalvesInput,
     kSixteensInput,  // as kEvensInput, with sums of 16 columns; of whole blocks alone
     kPlanesInput,
-    kWideInput,  // of each 32 columns the even ones and the odd ones, and all as they were
+    kHalfSumsInput,  // as kHalvesInput, with sums of 16 columns
+    kWideInput,      // of each 32 columns the even ones and the odd ones, and all as they were
     kInputs
 };
+
+// Whose integers lie as those of kHalvesInput.
+inline constexpr bool in_halves(Input input) {
+    return input == kHalvesInput || input == kHalfSumsInput;
+}
 
 inline constexpr std::size_t fixed_blocks(int columns) {
     return (static_cast<std::size_t>(columns) + 255) / 256;
@@ -68,6 +74,8 @@ inline constexpr std::size_t input_nbytes(Input input, int columns) {
         case kFoursInput:
         case kHalvesInput:
             return fixed + blocks * 512;
+        case kHalfSumsInput:
+            return fixed + blocks * 576;
         case kPlanesInput:
             return fixed + blocks * 512 + (blocks * 4 + 63) / 64 * 64;
         default:

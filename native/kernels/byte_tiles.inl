@@ -15,7 +15,7 @@ constexpr int column_of_place(int place) {
 template <Input kInput>
 constexpr int place_of_column(int c) {
     if (kInput == kFoursInput) return c % 4 * 8 + c / 4;
-    if (kInput == kHalvesInput) return (c % 2 * 2 + c / 16) * 8 + c % 16 / 2;
+    if (in_halves(kInput)) return (c % 2 * 2 + c / 16) * 8 + c % 16 / 2;
     return c % 2 * 16 + c / 16 * 8 + c % 16 / 2;
 }
 template <Input kInput, bool kEvens>
@@ -35,7 +35,7 @@ inline constexpr ByteOrder<kInput, kEvens> kByteOrder = [] {
 
 template <Input kInput>
 HEADRACE_INLINE __m512i integers_of(const std::int16_t* q, int g) {
-    if constexpr (kInput == kFoursInput || kInput == kHalvesInput) {
+    if constexpr (kInput == kFoursInput || in_halves(kInput)) {
         const std::int16_t* at = q + g / 8 * 256 + g % 4 * 64 + g / 4 % 2 * 8;
         const V32 low = load_halves(at, at + 16), high = load_halves(at + 32, at + 48);
         return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);

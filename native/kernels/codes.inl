@@ -39,25 +39,6 @@ inline void scales_of_eight(const C& c, int g, int groups, float (&scale)[2][8],
         }
 }
 
-struct CodesNVFP4 {
-    static constexpr bool kHalves = true, kOffset = false;
-    const std::byte *scales, *q;
-    float whole;
-    CodesNVFP4(const std::byte* w, const Tiles& t)
-        : scales(w + sizeof(float)), q(scales + t.columns / 16), whole(load_as<float>(w)) {}
-    static bool fits(const Tiles& t) { return group_of(t.format) == 16 && t.columns % 32 == 0; }
-    const std::byte* at(int g) const { return q + g * 16; }
-    V32 codes(int g) const { return stepped(e2m1_twice(), nibble_pairs(load16(at(g)))); }
-    // Of eight groups; bytes behind the last scale are codes of the same row.
-    void eight(int g, float (&scale)[2][8], float (&)[2][8]) const {
-        const V16 in_halves = bytes16(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
-        const V32 h = e4m3_halves(lookup(load16(scales + 2 * g), in_halves));
-        const F8 half = same(0.5f), of = same(whole);
-        store_floats(scale[0], mul(half, mul(mul(floats_of_f16(low_half(h)), same(256.0f)), of)));
-        store_floats(scale[1], mul(half, mul(mul(floats_of_f16(high_half(h)), same(256.0f)), of)));
-    }
-};
-
 template <bool kBF16Scales>
 struct CodesInt4 {
     static constexpr bool kHalves = false, kOffset = true;

@@ -25,7 +25,11 @@ struct FixedRow {
     }
     // Of kSixteensInput: as `sum`, of 16 columns each.
     const float* sum16() const { return reinterpret_cast<const float*>(more); }
-    // Of kFoursInput, kHalvesInput and kPlanesInput: q in bytes, 512 a block.
+    // The same of kHalfSumsInput, behind the bytes.
+    const float* half_sums() const {
+        return reinterpret_cast<const float*>(more + (sum - scale) / 8 * 512);
+    }
+    // Of kFoursInput, kHalvesInput, kHalfSumsInput and kPlanesInput: q in bytes, 512 a block.
     const std::int8_t* bytes() const { return reinterpret_cast<const std::int8_t*>(more); }
 };
 
@@ -78,6 +82,11 @@ inline void put_group(const FixedRow& at, int g, const float* from) {
     put_integers<kInput>(at, g, narrow32(n[0], n[1]), narrow32(n[2], n[3]));
     const_cast<float*>(at.scale)[g] = scale;
     const_cast<float*>(at.sum)[g] = scale * static_cast<float>(sum_of_words(sum));
+    if constexpr (kInput == kHalfSumsInput)
+        for (int half = 0; half < 2; ++half) {
+            const int of = sum_of_words(add32(n[2 * half], n[2 * half + 1]));
+            const_cast<float*>(at.half_sums())[2 * g + half] = scale * static_cast<float>(of);
+        }
 }
 
 // Columns [first, first + n) of a row; whole groups, but for the row's last.

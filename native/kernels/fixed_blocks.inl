@@ -89,6 +89,7 @@ inline void put_fixed_inputs(KernelTable& t) {
     t.put[kEvensInput] = put_fixed<kEvensInput>;
     t.put[kFoursInput] = put_fixed<kFoursInput>;
     t.put[kHalvesInput] = put_fixed<kHalvesInput>;
+    t.put[kHalfSumsInput] = put_fixed<kHalfSumsInput>;
     t.put[kPlanesInput] = put_planes;
 }
 

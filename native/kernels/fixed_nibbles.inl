@@ -13,12 +13,6 @@ inline Steps looked_up(V32 table, V32 v) {
     return {lookup(table, low_nibbles(v)), lookup(table, high_nibbles(v))};
 }
 
-// E2M1 times twice Nibbles::kTimes.
-inline Nibbles e2m1_steps(V32 v) {
-    const Steps s = looked_up(both16(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), v);
-    return Nibbles::times(s.low, s.high);
-}
-
 inline Nibbles iq4_steps(V32 v) {
     const Steps s = looked_up(in_both(load16(kIQ4)), v);
     return Nibbles::plain(s.low, s.high);
@@ -90,64 +84,6 @@ HEADRACE_INLINE void add_lanes(const EightGroups& v, F8 w, F8 zero, const FixedR
         sum[t] = fma(w, fnma(zero, load_floats(x[t].sum + xb * 8), above), sum[t]);
     }
 }
-
-// Sixteen E4M3 times 2^-8: as float16 bits. A NaN's stay one.
-inline V32 e4m3_halves(V16 codes) {
-    const V32 up = left16(halves_of_bytes(codes), 8);
-    const V32 bits = each16(0x3f80);
-    const V32 h = bits_and(down16(up, 1), each16(0xbf80));
-    const V32 nan = equal16(bits_and(h, bits), bits);
-    return bits_or(h, bits_and(nan, each16(0x7f80)));
-}
-
-// A float for every 16 columns: those of groups 0, 1, 4 and 5, and of 2, 3, 6 and 7.
-struct PerHalfGroup {
-    F8 first, second;
-    template <int j>
-    F8 pair() const {
-        const F8 of = j < 2 ? first : second;
-        return j % 2 == 0 ? first_two_twice(of) : last_two_twice(of);
-    }
-};
-
-struct FixedNVFP4 {
-    static constexpr Input kInput = kFoursInput;
-    static constexpr bool kOffset = false, kTails = true;
-    static constexpr int kBlockNbytes = 16 + 128;
-    const std::byte *scale, *q;
-    float tensor;
-    FixedNVFP4(const std::byte* s, const std::byte* codes, float t)
-        : scale(s), q(codes), tensor(t) {}
-    FixedNVFP4(const std::byte* w, const Tiles& t)
-        : scale(w + sizeof(float)), q(scale + t.columns / 16), tensor(load_as<float>(w)) {}
-    static bool fits(const Tiles& t) { return group_of(t.format) == 16 && t.columns % 32 == 0; }
-    FixedNVFP4 tail(std::byte* copy, int b, int groups) const {
-        const auto n = static_cast<std::size_t>(groups);
-        std::memcpy(copy, scale + b * 16, n * 2);
-        std::memcpy(copy + 16, q + b * 128, n * 16);
-        return {copy, copy + 16, tensor};
-    }
-    struct Block {
-        const std::byte* q;
-        F8 first, second;
-        Nibbles pair(int j) const { return e2m1_steps(two_groups(q, j, 16)); }
-        PerHalfGroup scales(const float* from) const {
-            const F8 x = load_floats(from);
-            return {mul(first, first_two_twice(x)), mul(second, last_two_twice(x))};
-        }
-    };
-    template <int T>
-    HEADRACE_INLINE void add(int b, const FixedRow (&x)[T], int xb, F8 (&sum)[T], F8 (&)[T]) const {
-        const V16 apart = bytes16(0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12, 13, 14, 15);
-        const V32 s = e4m3_halves(lookup(load16(scale + b * 16), apart));
-        add_nibbles(Block{q + b * 128, floats_of_f16(low_half(s)), floats_of_f16(high_half(s))}, x,
-                    xb, sum);
-    }
-    static constexpr int kStreamNbytes = 128;
-    const std::byte* stream(int b) const { return q + b * kStreamNbytes; }
-    // Twice kTimes of a code, 2^-8 of a scale.
-    float whole() const { return 128.0f / Nibbles::kTimes * tensor; }
-};
 
 template <bool kBF16Scales>
 struct FixedInt4 {

@@ -85,9 +85,16 @@ inline void fill_strip(StripPanel& p, const Dot& d, const Tiles& tiles, int row,
                        int groups) {
     for (int eight = 0; eight < kStripRows; eight += 8) {
         const int first = row + eight, half = first % kLaneRows / 8;
-        const std::byte* group = C::group(tiles, std::min(first, d.rows - 1), from);
+        const int last = std::min(first, d.rows - 1);
+        const std::byte* group = C::group(tiles, last, from);
+        F8 wholes = no_floats();
+        if constexpr (kWholeRows<C>) wholes = C::wholes(tiles.tile(last), half);
         for (int g = 0; g < groups; ++g, group += C::kGroupNbytes) {
-            store_floats(&p.scale[g][0][eight], C::scales(group, half));
+            for (int part = 0; part < (C::kHalves ? 2 : 1); ++part) {
+                F8 scales = C::scales(group, half, part);
+                if constexpr (kWholeRows<C>) scales = mul(scales, wholes);
+                store_floats(&p.scale[g][part][eight], scales);
+            }
             if constexpr (!kReadsInPlace<C>) {
                 V32 words[8];
                 C::words(group, half, words);

@@ -31,15 +31,17 @@ HEADRACE_INLINE __m512i in_wide_order(__m512i first, __m512i second) {
     return _mm512_permutex2var_epi16(first, load_words(kWideOrder.of), second);
 }
 
-// One group of a token.
+// One group of a token: the upper half of each, and what that leaves out, rounded. What is no
+// number stays so in one of them.
 HEADRACE_INLINE void put_wide_group(const float* x, std::uint16_t* high, std::uint16_t* low) {
-    __m512i h[2], l[2];
+    __m512i v[2], l[2];
     for (int i = 0; i < 2; ++i) {
-        const __m512 v = _mm512_loadu_ps(x + i * 16);
-        h[i] = bf16_bits(v);
-        l[i] = bf16_bits(_mm512_sub_ps(v, _mm512_castsi512_ps(h[i])));
+        v[i] = load_words(x + i * 16);
+        const __m512i h = _mm512_and_si512(v[i], _mm512_set1_epi32(static_cast<int>(0xffff0000)));
+        const __m512 rest = _mm512_sub_ps(_mm512_castsi512_ps(v[i]), _mm512_castsi512_ps(h));
+        l[i] = _mm512_add_epi32(_mm512_castps_si512(rest), _mm512_set1_epi32(0x8000));
     }
-    const __m512i all[2] = {in_wide_order(h[0], h[1]), in_wide_order(l[0], l[1])};
+    const __m512i all[2] = {in_wide_order(v[0], v[1]), in_wide_order(l[0], l[1])};
     std::memcpy(high, &all[0], sizeof all[0]);
     std::memcpy(low, &all[1], sizeof all[1]);
 }
@@ -60,9 +62,100 @@ inline void put_wide_tokens(const float* const* x, int tokens, int groups, WideG
     }
 }
 
-// Sums of a span: [tile of tokens, tile of rows].
+// Group i of 32 rows and of one tile of tokens or two, `apart` from each other.
+template <bool kTwo>
+HEADRACE_INLINE void load_group(const WidePanel& p, const WideGroup* x, std::ptrdiff_t apart,
+                                int i) {
+    _tile_loadd(6, p.w[i][0], 64);
+    _tile_loadd(7, p.w[i][1], 64);
+    _tile_loadd(4, x[i].high, 64);
+    if constexpr (kTwo) _tile_loadd(5, x[apart + i].high, 64);
+}
+
+template <bool kTwo>
+HEADRACE_INLINE void multiply_loaded() {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (kTwo) {
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+}
+
+// The products of a group that is loaded. Then the next one is, before the stores of what is done
+// beside: a load behind a store to the same place of another page waits for it.
+template <bool kTwo>
+HEADRACE_INLINE void multiply_group(const WidePanel& p, const WideGroup* x, std::ptrdiff_t apart,
+                                    int i, int groups) {
+    multiply_loaded<kTwo>();
+    _tile_loadd(4, x[i].low, 64);
+    if constexpr (kTwo) _tile_loadd(5, x[apart + i].low, 64);
+    multiply_loaded<kTwo>();
+    if (i + 1 < groups) load_group<kTwo>(p, x, apart, i + 1);
+    memory_barrier();
+}
+
+// What the vector units do while tiles are multiplied: a part with every group. Done at once, each
+// would wait for the other.
+
+// The panel behind is filled, and the one behind that asked for: in `units` parts.
+template <class W>
+struct WideAhead {
+    W& format;
+    const Dot& d;
+    const Tiles& tiles;
+    WidePlace next, behind;
+    WidePanel& to;
+    int units, due = 0, done = 0;
+
+    HEADRACE_INLINE void step() {
+        const int steps = W::steps(next.groups);
+        for (due += steps; due >= units && done < steps; due -= units) one();
+    }
+    void rest() {
+        while (done < W::steps(next.groups)) one();
+    }
+
+  private:
+    HEADRACE_INLINE void one() {
+        format.step(to, d, tiles, next, done);
+        if (done < W::steps(behind.groups)) W::ask(d, tiles, behind, done);
+        ++done;
+    }
+};
+
+// The sums of a span are multiplied by its scales and added up: while those of the next are made.
 struct alignas(64) WideSums {
-    float of[2][2][kTile][kTile];
+    float of[2][2][2][kTile][kTile];  // of spans in turn: [tile of tokens, tile of rows]
+    float scale[2][kWideRows];
+    float* to;
+    int last = 0, tokens = 0, done = 0;
+
+    HEADRACE_INLINE void add(int count) {
+        const int end = std::min(done + count, tokens);
+        for (; done < end; ++done)
+            for (int r = 0; r < 2; ++r) {
+                float* at = to + done * kWideRows + r * kTile;
+                fma(F32::load(of[last][done / kTile][r][done % kTile]),
+                    F32::load(scale[last] + r * kTile), F32::load(at))
+                    .store(at);
+            }
+    }
+    template <bool kTwo>
+    HEADRACE_INLINE void put(const float* by, int count, float* where) {
+        last ^= 1;
+        _tile_stored(0, of[last][0][0], 64);
+        _tile_stored(1, of[last][0][1], 64);
+        if constexpr (kTwo) {
+            _tile_stored(2, of[last][1][0], 64);
+            _tile_stored(3, of[last][1][1], 64);
+        }
+        memory_barrier();
+        std::memcpy(scale[last], by, sizeof scale[last]);
+        to = where;
+        tokens = count;
+        done = 0;
+    }
 };
 
 HEADRACE_INLINE void zero_wide_sums() {
@@ -72,98 +165,135 @@ HEADRACE_INLINE void zero_wide_sums() {
     _tile_zero(3);
 }
 
-// Groups [g, g + groups) of 32 rows with one tile of tokens or two, `apart` from each other.
-template <bool kTwo>
-HEADRACE_INLINE void multiply_span(const WidePanel& p, const WideGroup* x, std::ptrdiff_t apart,
-                                   int g, int groups, WideSums& sums) {
-    zero_wide_sums();
-    for (int i = g; i < g + groups; ++i) {
-        _tile_loadd(6, p.w[i][0], 64);
-        _tile_loadd(7, p.w[i][1], 64);
-        _tile_loadd(4, x[i].high, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        if constexpr (kTwo) {
-            _tile_loadd(5, x[apart + i].high, 64);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
+// to[t * kWideRows] += a panel's products, of up to 32 tokens, some of them later.
+template <bool kTwo, class W>
+inline void multiply_spans(const WidePanel& p, const WideGroup* x, std::ptrdiff_t apart, int groups,
+                           int span, int tokens, WideSums& sums, WideAhead<W>& ahead, float* to) {
+    load_group<kTwo>(p, x, apart, 0);
+    for (int g = 0; g < groups; g += span) {
+        const int many = std::min(span, groups - g), each = (kWideTokens + many - 1) / many;
+        zero_wide_sums();
+        for (int i = g; i < g + many; ++i) {
+            multiply_group<kTwo>(p, x, apart, i, groups);
+            sums.add(each);
+            ahead.step();
         }
-        _tile_loadd(4, x[i].low, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        if constexpr (kTwo) {
-            _tile_loadd(5, x[apart + i].low, 64);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-        }
+        sums.put<kTwo>(p.scale[g + many - 1], tokens, to);
     }
-    _tile_stored(0, sums.of[0][0], 64);
-    _tile_stored(1, sums.of[0][1], 64);
-    if constexpr (kTwo) {
-        _tile_stored(2, sums.of[1][0], 64);
-        _tile_stored(3, sums.of[1][1], 64);
-    }
+    memory_barrier();
 }
 
-// to[t * kWideRows] += the panel's products, of up to 32 tokens.
-inline void multiply_panel(const WidePanel& p, const WideGroup* x, std::ptrdiff_t apart, int groups,
-                           int span, int tokens, float* to) {
-    WideSums sums;
-    for (int g = 0; g < groups; g += span) {
-        const int many = std::min(span, groups - g);
-        memory_barrier();
-        if (tokens > kTile)
-            multiply_span<true>(p, x, apart, g, many, sums);
-        else
-            multiply_span<false>(p, x, apart, g, many, sums);
-        memory_barrier();
-        const float* scale = p.scale[g + many - 1];
-        for (int t = 0; t < tokens; ++t)
-            for (int r = 0; r < 2; ++r) {
-                float* at = to + t * kWideRows + r * kTile;
-                fma(F32::load(sums.of[t / kTile][r][t % kTile]), F32::load(scale + r * kTile),
-                    F32::load(at))
-                    .store(at);
-            }
+// Whether a panel is its rows' first, their last, and whether no other tokens come between.
+struct WideEnds {
+    bool first, last, alone;
+};
+
+// The same where a span's scale is 1: sums stay in tiles where nothing else is multiplied.
+template <bool kTwo, class W>
+inline void multiply_plain(const WidePanel& p, const WideGroup* x, std::ptrdiff_t apart, int groups,
+                           WideEnds ends, WideAhead<W>& ahead, float* to) {
+    constexpr int kStride = kWideRows * sizeof(float);
+    if (ends.first) {
+        zero_wide_sums();
+    } else if (!ends.alone) {
+        _tile_loadd(0, to, kStride);
+        _tile_loadd(1, to + kTile, kStride);
+        if constexpr (kTwo) {
+            _tile_loadd(2, to + kTile * kWideRows, kStride);
+            _tile_loadd(3, to + kTile * kWideRows + kTile, kStride);
+        }
     }
+    load_group<kTwo>(p, x, apart, 0);
+    for (int i = 0; i < groups; ++i) {
+        multiply_group<kTwo>(p, x, apart, i, groups);
+        ahead.step();
+    }
+    if (ends.last || !ends.alone) {
+        _tile_stored(0, to, kStride);
+        _tile_stored(1, to + kTile, kStride);
+        if constexpr (kTwo) {
+            _tile_stored(2, to + kTile * kWideRows, kStride);
+            _tile_stored(3, to + kTile * kWideRows + kTile, kStride);
+        }
+    }
+    memory_barrier();
 }
+
+// What a block of tokens meets all rows with.
+template <class W>
+struct WideWork {
+    WidePanel panels[2];
+    WideSums later;
+    W format;
+    alignas(64) float whole[kWideRows];
+};
 
 inline int wide_tokens(int tokens) {
     return std::min(kWideTiles, (tokens + kTile - 1) / kTile) * kTile;
 }
 
+inline std::byte* at_page(std::byte* p) {
+    return p + (kPageNbytes - reinterpret_cast<std::uintptr_t>(p) % kPageNbytes) % kPageNbytes;
+}
+
 template <class W>
 inline std::size_t wide_scratch_nbytes(int columns, int tokens) {
     const auto block = static_cast<std::size_t>(wide_tokens(tokens));
-    return sizeof(WidePanel) + (sizeof(W) + 63) / 64 * 64 +
+    return sizeof(WideWork<W>) + 2 * kPageNbytes +
            block / kTile * static_cast<std::size_t>(columns) / 32 * sizeof(WideGroup) +
            block * kWideRows * sizeof(float) + pointers_nbytes(tokens);
+}
+
+// One panel with up to 32 tokens.
+template <class W>
+inline void multiply_panel(const Tiles& tiles, const WidePanel& p, const WideGroup* x, int groups,
+                           int tokens, WideEnds ends, WideSums& later, WideAhead<W>& ahead,
+                           float* to) {
+    const int span = W::span(tiles), apart = tiles.columns / 32;
+    if (span > 0 && tokens > kTile)
+        multiply_spans<true>(p, x, apart, groups, span, tokens, later, ahead, to);
+    else if (span > 0)
+        multiply_spans<false>(p, x, apart, groups, span, tokens, later, ahead, to);
+    else if (tokens > kTile)
+        multiply_plain<true>(p, x, apart, groups, ends, ahead, to);
+    else
+        multiply_plain<false>(p, x, apart, groups, ends, ahead, to);
 }
 
 // All rows with `tokens` of a block, from `first` on.
 template <class W>
 inline void wide_block(const Dot& d, const Tiles& tiles, const WideGroup* x, int first, int tokens,
-                       WidePanel& panel, W& format, float* sums) {
-    const int groups = d.columns / 32, span = W::span(tiles);
+                       WideWork<W>& work, float* sums) {
+    const int groups = d.columns / 32;
+    const bool span = W::span(tiles) > 0;
+    const auto nbytes = static_cast<std::size_t>(wide_tokens(tokens) * kWideRows) * sizeof(float);
+    WidePlace at{0, 0, std::min(kWideGroups, groups)};
+    int panel = 0;
+    for (int i = 0; i < W::steps(at.groups); ++i) work.format.step(work.panels[0], d, tiles, at, i);
     for (int row = 0; row < d.rows; row += kWideRows) {
-        std::memset(sums, 0, static_cast<std::size_t>(tokens * kWideRows) * sizeof(float));
-        for (int g = 0; g < groups; g += kStripGroups) {
-            const int many = std::min(kStripGroups, groups - g);
-            format.fill(panel, d, tiles, row, g, many);
-            const bool last = g + many == groups;
-            W::ask(d, tiles, last ? row + kWideRows : row, last ? 0 : g + many,
-                   std::min(kStripGroups, last ? groups : groups - g - many));
+        if (span) std::memset(sums, 0, nbytes);
+        for (; at.row == row; at = at.next(d), panel ^= 1) {
+            const WidePlace next = at.next(d);
+            const WideEnds ends{at.from == 0, next.row != row, tokens <= kWideTokens};
+            const int blocks = (tokens + kWideTokens - 1) / kWideTokens;
+            WideAhead<W> ahead{
+                work.format,       d, tiles, next, next.next(d), work.panels[panel ^ 1],
+                at.groups * blocks};
             for (int t = 0; t < tokens; t += kWideTokens)
-                multiply_panel(panel, x + t / kTile * groups + g, groups, many, span,
-                               std::min(kWideTokens, tokens - t), sums + t * kWideRows);
+                multiply_panel<W>(tiles, work.panels[panel], x + t / kTile * groups + at.from,
+                                  at.groups, std::min(kWideTokens, tokens - t), ends, work.later,
+                                  ahead, sums + t * kWideRows);
+            ahead.rest();
+            memory_barrier();
         }
-        W::put_whole(panel, d, tiles, row);
+        work.later.add(kWideTokens);
+        W::put_whole(work.whole, d, tiles, row);
         const int rows = std::min(kWideRows, d.rows - row);
         for (int t = 0; t < tokens; ++t) {
-            float* at = sums + t * kWideRows;
+            float* from = sums + t * kWideRows;
             for (int r = 0; r < kWideRows; r += kTile)
-                (F32::load(at + r) * F32::load(panel.whole + r)).store(at + r);
-            std::memcpy(d.out + static_cast<std::size_t>(first + t) * d.out_stride + row, at,
+                (F32::load(from + r) * F32::load(work.whole + r)).store(from + r);
+            std::memcpy(d.out + static_cast<std::size_t>(first + t) * d.out_stride + row, from,
                         static_cast<std::size_t>(rows) * sizeof(float));
         }
     }
@@ -173,10 +303,8 @@ template <class W>
 inline void wide_run(const Dot& d) {
     const Tiles tiles{d.w, d.w_stride, d.columns, d.format};
     const int block = wide_tokens(d.tokens), groups = d.columns / 32;
-    auto& panel = *reinterpret_cast<WidePanel*>(d.scratch);
-    auto& format = *reinterpret_cast<W*>(d.scratch + sizeof(WidePanel));
-    auto* packed =
-        reinterpret_cast<WideGroup*>(d.scratch + sizeof(WidePanel) + (sizeof(W) + 63) / 64 * 64);
+    auto& work = *new (at_page(d.scratch)) WideWork<W>;
+    auto* packed = reinterpret_cast<WideGroup*>(at_page(reinterpret_cast<std::byte*>(&work + 1)));
     auto* sums = reinterpret_cast<float*>(packed + block / kTile * groups);
     auto** x = reinterpret_cast<const float**>(sums + block * kWideRows);
     for (int t = 0; t < d.tokens; ++t) x[t] = typename W::Row(d.x[t], d.columns).x;
@@ -187,7 +315,7 @@ inline void wide_run(const Dot& d) {
         const int tokens = std::min(block, d.tokens - first);
         for (int t = 0; t < tokens; t += kTile)
             put_wide_tokens(x + first + t, tokens - t, groups, packed + t / kTile * groups);
-        wide_block<W>(d, tiles, packed, first, tokens, panel, format, sums);
+        wide_block<W>(d, tiles, packed, first, tokens, work, sums);
     }
     _tile_release();
 }
@@ -205,22 +333,22 @@ std::size_t wide_or_else_nbytes(int rows, int columns, int tokens) {
 }
 
 inline void put_wide_kernels(KernelTable& t) {
-    using NVFP4 = WideCodes<CodesNVFP4InBlocks, kFoursInput>;
-    t.fast[kNVFP4] = {kFoursInput, kTileTokens,
-                      wide_or_else<NVFP4, many_run<FixedNVFP4, CodesNVFP4, unpack_nvfp4>>,
-                      wide_or_else_nbytes<NVFP4, many_scratch_nbytes>, strips_tile_rows};
-    t.fast[kGgmlMXFP4] = {LanesMXFP4::kInput,
-                          kTileTokens,
-                          wide_or_else<WideMXFP4, lanes_run<LanesMXFP4>>,
-                          wide_or_else_nbytes<WideMXFP4, lanes_scratch_nbytes>,
-                          strips_tile_rows,
-                          LanesMXFP4::kStreams * kLaneRows};
-    t.fast[kFP8Block] = {kWideInput, kTileTokens,
-                         wide_or_else<WideFP8, e4m3_run<false, unpack_fp8_block>>,
-                         wide_or_else_nbytes<WideFP8, fixed_scratch_nbytes>, strips_tile_rows};
+    const auto lanes = [&]<class W, class F>(int kind, W, F) {
+        t.fast[kind] = {F::kInput,
+                        kTileTokens,
+                        wide_or_else<W, lanes_run<F>>,
+                        wide_or_else_nbytes<W, lanes_scratch_nbytes>,
+                        strips_tile_rows,
+                        F::kStreams * kLaneRows};
+    };
+    lanes(kNVFP4, WideNVFP4{}, LanesNVFP4{});
+    lanes(kGgmlMXFP4, WideMXFP4{}, LanesMXFP4{});
+    t.fast[kFP8Block] = {
+        kWideInput, kTileTokens, wide_or_else<WideFP8<false>, e4m3_run<false, unpack_fp8_block>>,
+        wide_or_else_nbytes<WideFP8<false>, fixed_scratch_nbytes>, strips_tile_rows};
     t.fast[kFP8Row] = {kWideInput, kTileTokens,
-                       wide_or_else<WideFP8, e4m3_run<false, unpack_fp8_row>>,
-                       wide_or_else_nbytes<WideFP8, fixed_scratch_nbytes>, strips_tile_rows};
+                       wide_or_else<WideFP8<true>, e4m3_run<false, unpack_fp8_row>>,
+                       wide_or_else_nbytes<WideFP8<true>, fixed_scratch_nbytes>, strips_tile_rows};
 }
 
 }  // namespace headrace::HEADRACE_ISA

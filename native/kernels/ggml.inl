@@ -214,6 +214,21 @@ inline void unpack_iq4_xs(const Tiles& t, int row, float* to) {
     });
 }
 
+inline void unpack_nvfp4(const Tiles& t, int row, float* to) {
+    const int r = row % kLaneRows;
+    const float whole = load_as<float>(t.tile(row) + r * 4);
+    const std::byte* group = t.tile(row) + lanes_head_nbytes(t.format);
+    for (int k = 0; k < t.columns; k += 32, group += kLaneRows * 18) {
+        std::byte codes[16];
+        gather_codes<2, 16>(group, r, codes);
+        for (int half = 0; half < 2 && k + half * 16 < t.columns; ++half) {
+            const float scale = e4m3(group[2 * r + half]) * whole;
+            for (int i = 0; i < 16; ++i)
+                to[k + half * 16 + i] = kE2M1[byte_at(codes, i) >> half * 4 & 15] * scale;
+        }
+    }
+}
+
 inline void unpack_ggml_mxfp4(const Tiles& t, int row, float* to) {
     each_laned_block<32, 1, 16>(t, row, to, [](const std::byte* b, float* y) {
         const float scale = float_from_e8m0(b[0]);

@@ -35,11 +35,11 @@ inline void lanes_tiles(const Dot& d, const Tiles& tiles, const FixedRow (&x)[T]
     TileSums<F, T> sums[S];
 #pragma GCC unroll 4
     for (int s = 0; s < S; ++s) {
-        from[s] = tiles.tile((tile + s * apart) * kLaneRows);
+        from[s] = first_group(tiles, (tile + s * apart) * kLaneRows);
         sums[s].clear();
     }
     constexpr int kBlockNbytes = F::kGroupNbytes * (F::kColumns / 32);
-    for (int b = 0; b < tiles.columns / F::kColumns; ++b)
+    for (int b = 0; b < groups_of(tiles.columns) / (F::kColumns / 32); ++b)
 #pragma GCC unroll 4
         for (int s = 0; s < S; ++s) {
             if constexpr (F::kAsksAhead)
@@ -52,6 +52,8 @@ inline void lanes_tiles(const Dot& d, const Tiles& tiles, const FixedRow (&x)[T]
             const int row = (tile + s * apart) * kLaneRows;
             float rows[kLaneRows];
             sums[s].store(t, rows);
+            if constexpr (kWholeRows<F>)
+                for (int r = 0; r < kLaneRows; ++r) rows[r] *= F::whole(tiles.tile(row), r);
             std::memcpy(
                 d.out + static_cast<std::size_t>(t) * d.out_stride + row, rows,
                 static_cast<std::size_t>(std::min(kLaneRows, d.rows - row)) * sizeof(float));
@@ -85,18 +87,19 @@ inline void lanes_run_of(const Dot& d) {
 template <class F>
 inline void unpack_lanes(const Tiles& t, int row, float* to) {
     const int r = row % kLaneRows;
-    for (int g = 0; g < t.columns / 32; ++g, to += 32) {
-        const std::byte* group = F::group(t, row, g);
-        float scales[8];
-        store_floats(scales, F::scales(group, r / 8));
+    float whole = 1.0f;
+    if constexpr (kWholeRows<F>) whole = F::whole(t.tile(row), r);
+    for (int k = 0; k < t.columns; k += 32) {
+        const std::byte* group = F::group(t, row, k / 32);
         const V32 codes = F::codes(group, r);
-        const F8 s = same(scales[r % 8]);
-        for (const V16 q : {low_half(codes), high_half(codes)}) {
-            store_floats(to, mul(floats_of_eight(q), s));
-            store_floats(to + 8, mul(floats_of_eight(zip64_high(q, q)), s));
-            to += 16;
+        for (int half = 0; half < 2 && k + half * 16 < t.columns; ++half) {
+            float scales[8];
+            store_floats(scales, F::scales(group, r / 8, half));
+            const F8 s = same(scales[r % 8] * whole);
+            const V16 q = half == 0 ? low_half(codes) : high_half(codes);
+            store_floats(to + k + half * 16, mul(floats_of_eight(q), s));
+            store_floats(to + k + half * 16 + 8, mul(floats_of_eight(zip64_high(q, q)), s));
         }
-        to -= 32;
     }
 }
 
@@ -110,7 +113,7 @@ inline void unpack_lanes_of_blocks(const Tiles& t, int row, float* to) {
 }
 
 inline void put_codes(KernelTable& t) {
-    put_unpacked<unpack_codes<CodesNVFP4, unpack_nvfp4>>(t, kNVFP4);
+    put_unpacked<unpack_lanes<LanesNVFP4>>(t, kNVFP4);
     put_unpacked<unpack_codes<CodesInt4<false>, unpack_int4<false>>>(t, kInt4F16);
     put_unpacked<unpack_codes<CodesInt4<true>, unpack_int4<true>>>(t, kInt4BF16);
     put_unpacked<unpack_lanes<LanesQ4_0>>(t, kQ4_0);

@@ -1,4 +1,4 @@
-// Q4_0, Q8_0, Q4_K and MXFP4: tiles whose 16 rows lie in lanes (`is_laned`).
+// Q4_0, Q8_0, Q4_K, MXFP4 and NVFP4: tiles whose 16 rows lie in lanes (`is_laned`).
 //
 // A group is 32 columns of a tile: the rows' scales, then words of four columns, of every row one;
 // Q4_K has eight of them in a block.
@@ -9,13 +9,18 @@ namespace headrace::HEADRACE_ISA {
 
 // What formats of a group share: kHead bytes of a scale, kCodes of codes for each row. `eight` is
 // 0 or 1: which rows of the tile.
+inline const std::byte* first_group(const Tiles& t, int row) {
+    return t.tile(row) + lanes_head_nbytes(t.format);
+}
+inline int groups_of(int columns) { return (columns + 31) / 32; }
+
 template <int kHead, int kCodes>
 struct Lanes {
     static constexpr bool kHalves = false, kOffset = false;  // as panels take them
     static constexpr int kColumns = 32, kGroupNbytes = kLaneRows * (kHead + kCodes);
 
     static const std::byte* group(const Tiles& t, int row, int g) {
-        return t.tile(row) + static_cast<std::size_t>(g) * kGroupNbytes;
+        return first_group(t, row) + static_cast<std::size_t>(g) * kGroupNbytes;
     }
     static HEADRACE_INLINE V32 word(const std::byte* group, int i, int eight) {
         return load32(group + kLaneRows * (kHead + i * 4) + eight * 32);
@@ -31,7 +36,7 @@ struct LanesQ8_0 : Lanes<2, 32> {
     // from one (Zen 3).
     static constexpr int kStreams = 4;
     static constexpr bool kAsksAhead = false;
-    static HEADRACE_INLINE F8 scales(const std::byte* group, int eight) {
+    static HEADRACE_INLINE F8 scales(const std::byte* group, int eight, int = 0) {
         return halves(group, eight);
     }
     // Words of signed codes: of all 32 columns.
@@ -84,10 +89,11 @@ struct StepsAbove {
 };
 
 // 4-bit codes of a format F: C's for few tokens, counted from `kZero`, and F's signed ones for
-// many.
-template <class F, class C, int kHead>
+// many. kParts: scales of a group's columns, one or two.
+template <class F, class C, int kHead, int kParts = 1>
 struct LanesOfNibbles : Lanes<kHead, 16> {
-    static constexpr Input kInput = kHalvesInput;
+    static constexpr Input kInput = kParts == 2 ? kHalfSumsInput : kHalvesInput;
+    static constexpr bool kHalves = kParts == 2;
     // One that does more from two, if asked ahead: 20 to 30%.
     static constexpr int kStreams = 2;
     static constexpr bool kAsksAhead = true;
@@ -101,6 +107,9 @@ struct LanesOfNibbles : Lanes<kHead, 16> {
             to[4 + i] = F::code(high_nibbles(v));
         }
     }
+    static HEADRACE_INLINE float sum_of(const FixedRow& x, int g, int part) {
+        return kParts == 2 ? x.half_sums()[2 * g + part] : x.sum[g];
+    }
     static V32 codes(const std::byte* group, int r) {
         std::byte q[16];
         gather_codes<kHead, 16>(group, r, q);
@@ -109,8 +118,8 @@ struct LanesOfNibbles : Lanes<kHead, 16> {
     template <int kEights, int T>
     static HEADRACE_INLINE void add(const std::byte* group, int first, const FixedRow (&x)[T],
                                     int g, F8 (&sum)[2][T]) {
-        constexpr bool kTwice = C::kWide && LaneSums::kNarrow;
-        LaneSums part[kEights][T];
+        constexpr bool kTwice = C::kWide && LaneSums::kNarrow && kParts == 1;
+        LaneSums sums[kParts][kEights][T];
         V32 half[kEights][T];
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) {
@@ -128,37 +137,39 @@ struct LanesOfNibbles : Lanes<kHead, 16> {
                                                            i * 128 + n * 64);
 #pragma GCC unroll 2
                     for (int e = 0; e < kEights; ++e) {
-                        part[e][t].add(C::of(n == 0 ? low_nibbles(v[e]) : high_nibbles(v[e])),
-                                       columns);
-                        part[e][t].hold();
+                        LaneSums& to = sums[n % kParts][e][t];
+                        to.add(C::of(n == 0 ? low_nibbles(v[e]) : high_nibbles(v[e])), columns);
+                        to.hold();
                     }
                 }
             if constexpr (kTwice)
                 if (i == 1)
                     for (int e = 0; e < kEights; ++e)
                         for (int t = 0; t < T; ++t) {
-                            half[e][t] = part[e][t].whole();
-                            part[e][t] = {};
+                            half[e][t] = sums[0][e][t].whole();
+                            sums[0][e][t] = {};
                         }
         }
 #pragma GCC unroll 2
-        for (int e = 0; e < kEights; ++e) {
-            const F8 w = F::scales(group, first + e);
+        for (int part = 0; part < kParts; ++part)
+#pragma GCC unroll 2
+            for (int e = 0; e < kEights; ++e) {
+                const F8 w = F::scales(group, first + e, part);
 #pragma GCC unroll 3
-            for (int t = 0; t < T; ++t) {
-                V32 whole = part[e][t].whole();
-                if constexpr (kTwice) whole = add32(half[e][t], whole);
-                const F8 above = mul(floats(whole), same(x[t].scale[g]));
-                sum[first + e][t] =
-                    fma(w, fnma(same(F::kZero), same(x[t].sum[g]), above), sum[first + e][t]);
+                for (int t = 0; t < T; ++t) {
+                    V32 whole = sums[part][e][t].whole();
+                    if constexpr (kTwice) whole = add32(half[e][t], whole);
+                    const F8 above = mul(floats(whole), same(x[t].scale[g]));
+                    F8& to = sum[first + e][t];
+                    to = fma(w, fnma(same(F::kZero), same(sum_of(x[t], g, part)), above), to);
+                }
             }
-        }
     }
 };
 
 struct LanesQ4_0 : LanesOfNibbles<LanesQ4_0, PlainCodes, 2> {
     static constexpr float kZero = 8.0f;
-    static HEADRACE_INLINE F8 scales(const std::byte* group, int eight) {
+    static HEADRACE_INLINE F8 scales(const std::byte* group, int eight, int = 0) {
         return halves(group, eight);
     }
     static V32 code(V32 nibbles) { return sub8(nibbles, each8(8)); }
@@ -174,12 +185,41 @@ inline F8 e8m0_eight(V32 e) {
 // Codes are twice their value.
 struct LanesMXFP4 : LanesOfNibbles<LanesMXFP4, StepsAbove, 1> {
     static constexpr float kZero = 12.0f;
-    static HEADRACE_INLINE F8 scales(const std::byte* group, int eight) {
+    static HEADRACE_INLINE F8 scales(const std::byte* group, int eight, int = 0) {
         const V32 e = words_of_bytes(load_low8(group + eight * 8));
         return mul(e8m0_eight(e), same(0.5f));
     }
     static V32 code(V32 nibbles) { return lookup(in_both(e2m1_twice()), nibbles); }
 };
+
+// E4M3 in the lower or the upper bytes of words, as float16 2^8 times smaller. A NaN's stay one.
+// `same`: a vector of a word.
+template <class V, class Same>
+HEADRACE_INLINE V e4m3_halves(V words, int part, Same&& same) {
+    const V up = down16(part == 0 ? left16(words, 8) : words, 1), number = same(0x3f80);
+    const V nan = equal16(bits_and(up, number), number);
+    return bits_or(bits_and(up, same(0xbf80)), bits_and(nan, same(0x7f80)));
+}
+
+// Codes are twice their value, scales 2^8 times smaller: the tensor's makes up for both.
+struct LanesNVFP4 : LanesOfNibbles<LanesNVFP4, StepsAbove, 2, 2> {
+    static constexpr float kZero = 12.0f, kTimes = 128.0f;
+    static HEADRACE_INLINE F8 scales(const std::byte* group, int eight, int part) {
+        return floats_of_f16(
+            e4m3_halves(load16(group + eight * 16), part, [](int v) { return small16(v); }));
+    }
+    static float whole(const std::byte* tile, int row) {
+        return load_as<float>(tile + row * 4) * kTimes;
+    }
+    static HEADRACE_INLINE F8 wholes(const std::byte* tile, int eight) {
+        return mul(load_floats(reinterpret_cast<const float*>(tile) + eight * 8), same(kTimes));
+    }
+    static V32 code(V32 nibbles) { return lookup(in_both(e2m1_twice()), nibbles); }
+};
+
+// What a tile's rows are times at the end.
+template <class F>
+inline constexpr bool kWholeRows = requires { F::whole(nullptr, 0); };
 
 // Q4_K: a block is 36 words of every row. The first is two float16, for scales and for minima,
 // three have their six bits (`scale_min`); of the others 8 p to 8 p + 7 are two groups, in their

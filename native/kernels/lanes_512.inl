@@ -19,6 +19,15 @@ HEADRACE_INLINE __m512 floats_of_rows(F8 first, F8 second) {
     return _mm512_castpd_ps(_mm512_insertf64x4(_mm512_castps_pd(_mm512_castps256_ps512(first)),
                                                _mm256_castps_pd(second), 1));
 }
+// Scales of a group, as `scales` of eight rows.
+template <class F>
+HEADRACE_INLINE __m512 scales_of_rows(const std::byte* group, int part) {
+    return floats_of_rows(F::scales(group, 0, part), F::scales(group, 1, part));
+}
+template <>
+HEADRACE_INLINE __m512 scales_of_rows<LanesNVFP4>(const std::byte* group, int part) {
+    return _mm512_cvtph_ps(e4m3_halves(load32(group), part, [](int v) { return each16(v); }));
+}
 HEADRACE_INLINE __m512i codes_of_rows(PlainCodes, __m512i nibbles) { return nibbles; }
 HEADRACE_INLINE __m512i codes_of_rows(StepsAbove, __m512i nibbles) {
     const __m512i steps =
@@ -104,7 +113,7 @@ struct TileSums {
                 keep(part[t]);
             }
         }
-        const __m512 w = floats_of_rows(F::scales(group, 0), F::scales(group, 1));
+        const __m512 w = scales_of_rows<F>(group, 0);
 #pragma GCC unroll 3
         for (int t = 0; t < T; ++t) {
             const __m512 scale = _mm512_set1_ps(x[t].scale[g]);
@@ -112,7 +121,8 @@ struct TileSums {
         }
     }
     HEADRACE_INLINE void add_nibbles(const std::byte* group, const FixedRow (&x)[T], int g) {
-        SixteenSums part[T];
+        constexpr int kParts = F::kHalves ? 2 : 1;
+        SixteenSums part[kParts][T];
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) {
             const __m512i v = word_of_rows(group + F::kHeadNbytes + i * (kLaneRows * 4));
@@ -121,15 +131,20 @@ struct TileSums {
                 const __m512i codes = codes_of_rows(typename F::Code{}, nibbles_of_rows(v, n));
 #pragma GCC unroll 3
                 for (int t = 0; t < T; ++t)
-                    part[t].add(codes, x[t].bytes() + g / 8 * 512 + g % 8 * 4 + i * 128 + n * 64);
+                    part[n % kParts][t].add(
+                        codes, x[t].bytes() + g / 8 * 512 + g % 8 * 4 + i * 128 + n * 64);
             }
         }
-        const __m512 w = floats_of_rows(F::scales(group, 0), F::scales(group, 1));
+#pragma GCC unroll 2
+        for (int p = 0; p < kParts; ++p) {
+            const __m512 w = scales_of_rows<F>(group, p);
 #pragma GCC unroll 3
-        for (int t = 0; t < T; ++t) {
-            const __m512 above = part[t].times(x[t].scale[g]);
-            const __m512 zero = _mm512_set1_ps(F::kZero), all = _mm512_set1_ps(x[t].sum[g]);
-            sum[t] = _mm512_fmadd_ps(w, _mm512_fnmadd_ps(zero, all, above), sum[t]);
+            for (int t = 0; t < T; ++t) {
+                const __m512 above = part[p][t].times(x[t].scale[g]);
+                const __m512 zero = _mm512_set1_ps(F::kZero);
+                const __m512 all = _mm512_set1_ps(F::sum_of(x[t], g, p));
+                sum[t] = _mm512_fmadd_ps(w, _mm512_fnmadd_ps(zero, all, above), sum[t]);
+            }
         }
     }
     HEADRACE_INLINE void add_block(const std::byte* block, const FixedRow (&x)[T], int b) {

@@ -41,7 +41,7 @@ inline void put_many(KernelTable& t, int kind) {
 }
 
 inline void put_panel_kernels(KernelTable& t) {
-    put_many<FixedNVFP4, CodesNVFP4, unpack_nvfp4>(t, kNVFP4);
+    put_lanes<LanesNVFP4>(t, kNVFP4);
     put_many<FixedInt4<false>, CodesInt4<false>, unpack_int4<false>>(t, kInt4F16);
     put_many<FixedInt4<true>, CodesInt4<true>, unpack_int4<true>>(t, kInt4BF16);
     put_lanes<LanesQ8_0>(t, kQ8_0);

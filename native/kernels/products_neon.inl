@@ -60,10 +60,8 @@ struct Codes {
 // Of groups j and j + 4 in the halves of vectors: signed bytes, those of low nibbles and of high
 // ones.
 struct Nibbles {
-    static constexpr int kTimes = Codes::kTimes;
     V32 low, high;
     static HEADRACE_INLINE Nibbles plain(V32 low, V32 high) { return {low, high}; }
-    static HEADRACE_INLINE Nibbles times(V32 low, V32 high) { return {low, high}; }
     HEADRACE_INLINE V32 products(const std::int16_t* block, int j) const {
         const std::int16_t *a = block + j * 32, *b = a + 128;
         V32 sum = add_fours(no_bits(), low, load_halves(a, b));

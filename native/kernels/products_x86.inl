@@ -85,15 +85,10 @@ struct Codes {
 // Of groups j and j + 4 in the halves of vectors: signed bytes, those of low nibbles and of high
 // ones.
 struct Nibbles {
-    static constexpr int kTimes = Codes::kTimes;
     V32 of[4];
     static HEADRACE_INLINE Nibbles plain(V32 low, V32 high) {
         return {{down16(left16(low, 8), 8), down16(left16(high, 8), 8), down16(low, 8),
                  down16(high, 8)}};
-    }
-    static HEADRACE_INLINE Nibbles times(V32 low, V32 high) {
-        const V32 upper = each16(0xff00);
-        return {{left16(low, 8), left16(high, 8), bits_and(low, upper), bits_and(high, upper)}};
     }
     HEADRACE_INLINE V32 products(const std::int16_t* block, int j) const {
         const std::int16_t* q = block + j * 64;

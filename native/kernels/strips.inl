@@ -55,7 +55,7 @@ inline void strips_run(const Dot& d) {
     auto* sums = reinterpret_cast<float*>(d.scratch + sizeof(StripPanel));
     auto* x = reinterpret_cast<FixedRow*>(sums + d.tokens * kStripRows);
     for (int t = 0; t < d.tokens; ++t) x[t] = FixedRow(d.x[t], d.columns);
-    const int groups = d.columns / 32;
+    const int groups = groups_of(d.columns);
     for (int row = 0; row < d.rows; row += kStripRows) {
         std::memset(sums, 0, static_cast<std::size_t>(d.tokens * kStripRows) * sizeof(float));
         for (int g = 0; g < groups; g += kStripGroups) {

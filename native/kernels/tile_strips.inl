@@ -13,7 +13,7 @@ template <class W>
 inline std::size_t scratch_of_products(int columns, int tokens) {
     const auto tiles = static_cast<std::size_t>(block_tiles(tokens));
     return sizeof(typename W::Panel) +
-           tiles * (W::tokens_of(columns / 32) * sizeof(typename W::Tokens) +
+           tiles * (W::tokens_of(groups_of(columns)) * sizeof(typename W::Tokens) +
                     kTile * kStripRows * sizeof(float)) +
            static_cast<std::size_t>(tokens) * sizeof(FixedRow);
 }
@@ -23,7 +23,7 @@ template <class W, class C>
 inline void strips_with(const Dot& d, const typename W::Tokens* x, int first, int tokens,
                         typename W::Panel& panel, float* sums) {
     const Tiles tiles{d.w, d.w_stride, d.columns, d.format};
-    const int groups = d.columns / 32;
+    const int groups = groups_of(d.columns);
     const auto all = static_cast<std::size_t>((tokens + kTile - 1) / kTile * kTile * kStripRows);
     for (int row = 0; row < d.rows; row += kStripRows) {
         std::memset(sums, 0, all * sizeof(float));
@@ -54,7 +54,7 @@ inline void strips_with(const Dot& d, const typename W::Tokens* x, int first, in
 template <class C, Input kInput>
 inline void strips_run(const Dot& d) {
     using W = ProductsOf<C, kInput>;
-    const int groups = d.columns / 32, tiles = block_tiles(d.tokens), block = tiles * kTile;
+    const int groups = groups_of(d.columns), tiles = block_tiles(d.tokens), block = tiles * kTile;
     auto& panel = *reinterpret_cast<typename W::Panel*>(d.scratch);
     auto* packed = reinterpret_cast<typename W::Tokens*>(d.scratch + sizeof panel);
     const std::size_t apart = W::tokens_of(groups);

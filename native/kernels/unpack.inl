@@ -101,15 +101,6 @@ inline void unpack_mxfp4(const Tiles& t, int row, float* to) {
         e2m1_times(tile + groups + g * group / 2, group, float_from_e8m0(tile[g]), to + g * group);
 }
 
-inline void unpack_nvfp4(const Tiles& t, int row, float* to) {
-    const std::byte* tile = t.tile(row);
-    const int group = group_of(t.format), groups = t.columns / group;
-    const float whole = load_as<float>(tile);
-    const std::byte *scales = tile + sizeof(float), *q = scales + groups;
-    for (int g = 0; g < groups; ++g)
-        e2m1_times(q + g * group / 2, group, e4m3(scales[g]) * whole, to + g * group);
-}
-
 template <bool kBF16Scales>
 inline void unpack_int4(const Tiles& t, int row, float* to) {
     const std::byte* tile = t.tile(row);

@@ -5,18 +5,32 @@
 
 namespace headrace::HEADRACE_ISA {
 
-inline constexpr int kWideRows = 2 * kTile;
+inline constexpr int kWideRows = 2 * kTile, kWideGroups = 4;
 
 using WidePair = std::uint16_t[kTile][2];  // two columns of 16 rows
 
-struct alignas(64) WidePanel {
-    WidePair w[kStripGroups][2][16];
-    float scale[kStripGroups][kWideRows];  // of a span, where its last group is
-    float whole[kWideRows];                // of a row
+inline constexpr std::size_t kPageNbytes = 4096;
+
+struct alignas(kPageNbytes) WidePanel {
+    WidePair w[kWideGroups][2][16];
+    float scale[kWideGroups][kWideRows];  // of a span, where its last group is
 };
 
-// Weights of a format, put into a panel: groups [from, from + groups) of rows [row, row + 32), past
-// the last row that one again. `span` groups share what a panel's scale is.
+// Groups [from, from + groups) of rows [row, row + 32), past the last row that one again. Behind a
+// matrix there are none.
+struct WidePlace {
+    int row, from, groups;
+
+    WidePlace next(const Dot& d) const {
+        const int all = d.columns / 32, end = from + groups;
+        if (end < all) return {row, end, std::min(kWideGroups, all - end)};
+        const int below = row + kWideRows;
+        return {below, 0, below < d.rows ? std::min(kWideGroups, all) : 0};
+    }
+};
+
+// Weights of a format, put into a panel in `steps`. `span` groups share what a panel's scale is; 0
+// where that is 1.
 
 // Words of four codes of 16 rows as the bfloat16 of a table, times float32 of each row.
 HEADRACE_INLINE __m512i times_rows(__m512i pairs, __m512 scale) {
@@ -32,80 +46,46 @@ HEADRACE_INLINE void put_pair(WidePair& to, __m512i pairs) {
     std::memcpy(to, &pairs, sizeof pairs);
 }
 
-// Codes that are twice an E2M1: by their low five bits.
-struct WideSteps {
+// E2M1, by four bits that one of other bits may be above.
+struct WideE2M1 {
     alignas(64) std::uint16_t of[32];
 };
-inline constexpr WideSteps kWideSteps = [] {
-    WideSteps table{};
-    for (int code = -12; code <= 12; ++code)
-        table.of[code & 31] = static_cast<std::uint16_t>(
-            std::bit_cast<std::uint32_t>(static_cast<float>(code)) >> 16);
-    return table;
-}();
-
-// C's codes and scales, by way of a panel of bytes.
-template <class C, Input kInput>
-struct WideCodes {
-    using Row = FixedRow;
-    StripPanel bytes;
-
-    static bool fits(const Tiles& t) { return C::fits(t); }
-    static int span(const Tiles&) { return kStripGroups; }
-    void fill(WidePanel& p, const Dot& d, const Tiles& tiles, int row, int from, int groups) {
-        fill_strip<C, kInput>(bytes, d, tiles, row, from, groups);
-        const __m512i table = load_words(kWideSteps.of);
-        for (int g = 0; g < groups; ++g)
-            for (int r = 0; r < 2; ++r)
-                for (int word = 0; word < 8; ++word) {
-                    const __m512i v = load_words(bytes.q[g][word] + r * 64);
-                    const __m512 scale =
-                        _mm512_loadu_ps(bytes.scale[g][C::kHalves ? word / 4 : 0] + r * kTile);
-                    const __m512i even = _mm512_permutexvar_epi16(v, table);
-                    const __m512i odd = _mm512_permutexvar_epi16(_mm512_srli_epi16(v, 8), table);
-                    put_pair(p.w[g][r][2 * word], times_rows(even, scale));
-                    put_pair(p.w[g][r][2 * word + 1], times_rows(odd, scale));
-                }
-        std::fill_n(p.scale[groups - 1], kWideRows, 1.0f);
-    }
-    static void put_whole(WidePanel& p, const Dot& d, const Tiles& tiles, int row) {
-        for (int r = 0; r < kWideRows; ++r)
-            p.whole[r] = C::whole_of(tiles.tile(std::min(row + r, d.rows - 1)));
-    }
-    static void ask(const Dot& d, const Tiles& tiles, int row, int from, int groups) {
-        ask_for_strip<C>(d, tiles, row, from, groups);
-    }
-};
-
-// NVFP4 without the scale of a tensor, which is none of bfloat16's.
-struct CodesNVFP4InBlocks : CodesNVFP4 {
-    CodesNVFP4InBlocks(const std::byte* w, const Tiles& t) : CodesNVFP4(w, t) { whole = 1.0f; }
-    static float whole_of(const std::byte* tile) { return load_as<float>(tile); }
-};
-
-// E2M1, by four bits that one of other bits may be above.
-inline constexpr WideSteps kWideE2M1 = [] {
-    WideSteps table{};
+inline constexpr WideE2M1 kWideE2M1 = [] {
+    WideE2M1 table{};
     for (int code = 0; code < 32; ++code)
         table.of[code] =
             static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(kE2M1[code & 15]) >> 16);
     return table;
 }();
 
+// Group i of a place, of its first 16 rows or of the others.
+template <class F>
+HEADRACE_INLINE const std::byte* wide_group(const Dot& d, const Tiles& tiles, const WidePlace& at,
+                                            int half, int i) {
+    const int row = std::min(at.row + half * kTile, d.rows - 1);
+    return tiles.w + static_cast<std::size_t>(row / kLaneRows) * tiles.stride +
+           lanes_head_nbytes(tiles.format) +
+           static_cast<std::size_t>(at.from + i) * F::kGroupNbytes;
+}
+template <class F>
+HEADRACE_INLINE void ask_for_group(const Dot& d, const Tiles& tiles, const WidePlace& at, int i) {
+    for (int half = 0; half < 2; ++half) {
+        const std::byte* group = wide_group<F>(d, tiles, at, half, i);
+        ask_for(group, group + F::kGroupNbytes);
+    }
+}
+
 // MXFP4 in lanes: a power of two is added to the exponents.
 struct WideMXFP4 {
     using Row = FixedRow;
 
     static bool fits(const Tiles&) { return true; }
-    static int span(const Tiles&) { return kStripGroups; }
-    void fill(WidePanel& p, const Dot& d, const Tiles& tiles, int row, int from, int groups) {
-        for (int r = 0; r < 2; ++r) {
-            const std::byte* group =
-                LanesMXFP4::group(tiles, std::min(row + r * kTile, d.rows - 1), from);
-            for (int g = 0; g < groups; ++g, group += LanesMXFP4::kGroupNbytes)
-                put_group(p.w[g][r], group);
-        }
-        std::fill_n(p.scale[groups - 1], kWideRows, 1.0f);
+    static int span(const Tiles&) { return 0; }
+    static int steps(int groups) { return groups; }
+    HEADRACE_INLINE void step(WidePanel& p, const Dot& d, const Tiles& tiles, const WidePlace& at,
+                              int i) {
+        for (int r = 0; r < 2; ++r)
+            put_group(p.w[i][r], wide_group<LanesMXFP4>(d, tiles, at, r, i));
     }
     static HEADRACE_INLINE void put_group(WidePair* to, const std::byte* group) {
         const V16 scales = load16(group);
@@ -136,11 +116,51 @@ struct WideMXFP4 {
             put(8 + 2 * i + 1, _mm512_srli_epi16(v, 12));
         }
     }
-    static void put_whole(WidePanel& p, const Dot&, const Tiles&, int) {
-        std::fill_n(p.whole, kWideRows, 1.0f);
+    static void put_whole(float* to, const Dot&, const Tiles&, int) {
+        std::fill_n(to, kWideRows, 1.0f);
     }
-    static void ask(const Dot& d, const Tiles& tiles, int row, int from, int groups) {
-        ask_for_strip<LanesMXFP4>(d, tiles, row, from, groups);
+    static HEADRACE_INLINE void ask(const Dot& d, const Tiles& tiles, const WidePlace& at, int i) {
+        ask_for_group<LanesMXFP4>(d, tiles, at, i);
+    }
+};
+
+// NVFP4 in lanes, without the scale of a tensor, which is none of bfloat16's.
+struct WideNVFP4 {
+    using Row = FixedRow;
+
+    static bool fits(const Tiles& t) { return t.columns % 32 == 0; }
+    static int span(const Tiles&) { return 0; }
+    static int steps(int groups) { return groups; }
+    HEADRACE_INLINE void step(WidePanel& p, const Dot& d, const Tiles& tiles, const WidePlace& at,
+                              int i) {
+        for (int r = 0; r < 2; ++r)
+            put_group(p.w[i][r], wide_group<LanesNVFP4>(d, tiles, at, r, i));
+    }
+    static HEADRACE_INLINE void put_group(WidePair* to, const std::byte* group) {
+        const __m512i table = load_words(kWideE2M1.of);
+        const __m512 first = scales_of_rows<LanesNVFP4>(group, 0),
+                     second = scales_of_rows<LanesNVFP4>(group, 1);
+        const auto put = [&](int pair, __m512i at, __m512 scale) {
+            put_pair(to[pair], times_rows(_mm512_permutexvar_epi16(at, table), scale));
+        };
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+            const __m512i v = load_words(group + kLaneRows * 2 + i * 64);
+            put(2 * i, v, first);
+            put(2 * i + 1, _mm512_srli_epi16(v, 8), first);
+            put(8 + 2 * i, _mm512_srli_epi16(v, 4), second);
+            put(8 + 2 * i + 1, _mm512_srli_epi16(v, 12), second);
+        }
+    }
+    // Scales are 2^8 times smaller than they say.
+    static void put_whole(float* to, const Dot& d, const Tiles& tiles, int row) {
+        for (int r = 0; r < kWideRows; ++r) {
+            const int at = std::min(row + r, d.rows - 1);
+            to[r] = load_as<float>(tiles.tile(at) + at % kLaneRows * 4) * 256.0f;
+        }
+    }
+    static HEADRACE_INLINE void ask(const Dot& d, const Tiles& tiles, const WidePlace& at, int i) {
+        ask_for_group<LanesNVFP4>(d, tiles, at, i);
     }
 };
 
@@ -158,52 +178,58 @@ inline constexpr WideE4M3 kWideE4M3 = [] {
     return table;
 }();
 
+template <bool kRowScales>
 struct WideFP8 {
     using Row = WideRow;
-    alignas(64) PanelCode bytes[kStripGroups][kPanelSteps][kStripRows * kStepColumns];
+    static constexpr int kTall = kRowScales ? 1 : 8;
+    const std::byte* codes[kWideRows];  // of the rows that are put
 
-    static int group(const Tiles& t) {
-        return kind_of(t.format) == kFP8Row ? t.columns : group_of(t.format);
-    }
+    static int group(const Tiles& t) { return kRowScales ? t.columns : group_of(t.format); }
+    static bool whole(const Tiles& t) { return group(t) >= t.columns; }
     static bool fits(const Tiles& t) {
         return t.columns % 32 == 0 &&
-               (group(t) % (32 * kStripGroups) == 0 || group(t) == t.columns || group(t) == 128);
+               (whole(t) || group(t) % (32 * kWideGroups) == 0 || group(t) == 128);
     }
-    static int span(const Tiles& t) {
-        return group(t) == t.columns ? kStripGroups : std::min(kStripGroups, group(t) / 32);
+    static int span(const Tiles& t) { return whole(t) ? 0 : std::min(kWideGroups, group(t) / 32); }
+    static const std::byte* tile(const Tiles& t, int row) {
+        return t.w + static_cast<std::size_t>(row / kTall) * t.stride;
     }
-    static const std::byte* codes(const Tiles& t, int row) {
+    static const std::byte* row_codes(const Tiles& t, int row) {
         const int groups = (t.columns + group(t) - 1) / group(t);
-        return t.tile(row) + groups * 4 +
-               static_cast<std::ptrdiff_t>(row % tile_rows(t.format)) * t.columns;
+        return tile(t, row) + groups * 4 + static_cast<std::ptrdiff_t>(row % kTall) * t.columns;
     }
     static float scale(const Tiles& t, int row, int column) {
-        return load_as<float>(t.tile(row) + column / group(t) * 4);
+        return load_as<float>(tile(t, row) + column / group(t) * 4);
     }
-    void fill(WidePanel& p, const Dot& d, const Tiles& tiles, int row, int from, int groups) {
-        const std::byte* q[kWideRows];
-        for (int r = 0; r < kWideRows; ++r)
-            q[r] = codes(tiles, std::min(row + r, d.rows - 1)) + from * 32;
-        // All of them first: a load of 64 bytes waits for two stores of 32 that are under way.
-        for (int g = 0; g < groups; ++g)
-            for (int eight = 0; eight < kWideRows; eight += 8) {
-                V32 rows[8];
-                for (int r = 0; r < 8; ++r) rows[r] = load32(q[eight + r] + g * 32);
-                put_eight_rows(rows, bytes[g], eight);
-            }
-        for (int g = 0; g < groups; ++g)
-            for (int r = 0; r < 2; ++r)
-                for (int word = 0; word < 8; ++word)
-                    put_words_of_rows(load_words(bytes[g][word] + r * 64), &p.w[g][r][2 * word]);
-        if (group(tiles) == tiles.columns) return put_ones(p.scale[groups - 1]);
-        const int each = span(tiles);
-        for (int g = 0; g < groups; g += each) {
-            float* to = p.scale[std::min(g + each, groups) - 1];
+    // 16 rows of 64 columns.
+    static int steps(int groups) { return (groups + 1) / 2 * 2; }
+    HEADRACE_INLINE void step(WidePanel& p, const Dot& d, const Tiles& tiles, const WidePlace& at,
+                              int i) {
+        if (i == 0) begin(p, d, tiles, at);
+        const int half = i % 2, g = i - half, many = std::min(2, at.groups - g);
+        const __mmask64 there = many == 2 ? ~0ull : 0xffffffffull;
+        __m512i rows[16], words[16];
+        for (int r = 0; r < kTile; ++r)
+            rows[r] = _mm512_maskz_loadu_epi8(there, codes[half * kTile + r] + (at.from + g) * 32);
+        transpose16(rows, words);
+#pragma GCC unroll 16
+        for (int word = 0; word < 16; ++word)
+            put_words_of_rows(words[word], &p.w[g + word / 8][half][word % 8 * 2]);
+    }
+    // What is said once for a panel.
+    void begin(WidePanel& p, const Dot& d, const Tiles& tiles, const WidePlace& at) {
+        if (at.from == 0)
             for (int r = 0; r < kWideRows; ++r)
-                to[r] = scale(tiles, std::min(row + r, d.rows - 1), (from + g) * 32);
+                codes[r] = row_codes(tiles, std::min(at.row + r, d.rows - 1));
+        const int each = span(tiles);
+        if (each == 0) return;
+        for (int g = 0; g < at.groups; g += each) {
+            float* to = p.scale[std::min(g + each, at.groups) - 1];
+            for (int r = 0; r < kWideRows; r += kTall)
+                std::fill_n(to + r, kTall,
+                            scale(tiles, std::min(at.row + r, d.rows - 1), (at.from + g) * 32));
         }
     }
-    static void put_ones(float* to) { std::fill_n(to, kWideRows, 1.0f); }
     static HEADRACE_INLINE void put_words_of_rows(__m512i v, WidePair* to) {
         const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
         const __m512i at = _mm512_andnot_si512(sign, v);
@@ -221,15 +247,16 @@ struct WideFP8 {
         put_pair(to[0], even);
         put_pair(to[1], odd);
     }
-    static void put_whole(WidePanel& p, const Dot& d, const Tiles& tiles, int row) {
+    static void put_whole(float* to, const Dot& d, const Tiles& tiles, int row) {
         for (int r = 0; r < kWideRows; ++r)
-            p.whole[r] = group(tiles) == tiles.columns
-                             ? scale(tiles, std::min(row + r, d.rows - 1), 0)
-                             : 1.0f;
+            to[r] = whole(tiles) ? scale(tiles, std::min(row + r, d.rows - 1), 0) : 1.0f;
     }
-    static void ask(const Dot& d, const Tiles& tiles, int row, int from, int groups) {
-        for (int r = row; r < std::min(row + kWideRows, d.rows); ++r)
-            ask_for(codes(tiles, r) + from * 32, codes(tiles, r) + (from + groups) * 32);
+    static HEADRACE_INLINE void ask(const Dot& d, const Tiles& tiles, const WidePlace& at, int i) {
+        constexpr int kEach = kWideRows / kWideGroups;
+        for (int r = at.row + i * kEach; r < std::min(at.row + (i + 1) * kEach, d.rows); ++r) {
+            const std::byte* q = row_codes(tiles, r) + at.from * 32;
+            ask_for(q, q + at.groups * 32);
+        }
     }
 };
 

@@ -206,10 +206,6 @@ HEADRACE_INLINE F8 floats(V32 v) { return {vcvtq_f32_s32(s32(v.low)), vcvtq_f32_
 HEADRACE_INLINE V32 rounded(F8 v) {
     return {bits(vcvtnq_s32_f32(v.low)), bits(vcvtnq_s32_f32(v.high))};
 }
-// The first eight lanes, widened.
-HEADRACE_INLINE V32 halves_of_bytes(V16 v) {
-    return {bits(vmovl_u8(vget_low_u8(v))), bits(vmovl_high_u8(v))};
-}
 HEADRACE_INLINE V32 words_of_halves(V16 v) {
     return {bits(vmovl_u16(vget_low_u16(u16(v)))), bits(vmovl_high_u16(u16(v)))};
 }
@@ -264,12 +260,6 @@ HEADRACE_INLINE F8 high_twice(F8 v) { return {v.high, v.high}; }
 template <int kLane>  // of each half
 HEADRACE_INLINE F8 lane_of(F8 v) {
     return {vdupq_laneq_f32(v.low, kLane), vdupq_laneq_f32(v.high, kLane)};
-}
-HEADRACE_INLINE F8 first_two_twice(F8 v) {  // a a b b
-    return {vzip1q_f32(v.low, v.low), vzip1q_f32(v.high, v.high)};
-}
-HEADRACE_INLINE F8 last_two_twice(F8 v) {
-    return {vzip2q_f32(v.low, v.low), vzip2q_f32(v.high, v.high)};
 }
 HEADRACE_INLINE float sum_of_lanes(F8 v) {
     const float32x4_t four = vaddq_f32(v.low, v.high);

@@ -118,7 +118,6 @@ HEADRACE_INLINE V32 rounded(F8 v) { return _mm256_cvtps_epi32(v); }
 HEADRACE_INLINE V32 words_of_bytes(V16 v) { return _mm256_cvtepu8_epi32(v); }
 HEADRACE_INLINE V32 words_of_signed(V16 v) { return _mm256_cvtepi8_epi32(v); }
 HEADRACE_INLINE V32 words_of_halves(V16 v) { return _mm256_cvtepu16_epi32(v); }
-HEADRACE_INLINE V32 halves_of_bytes(V16 v) { return _mm256_cvtepu8_epi16(v); }
 HEADRACE_INLINE F8 floats_of_f16(V16 v) { return _mm256_cvtph_ps(v); }
 HEADRACE_INLINE float float_of_f16(std::uint16_t h) { return _cvtsh_ss(h); }
 // The first 16 bits of eight blocks: a load that begins 2 g bytes early has block g's in lane g.
@@ -144,8 +143,6 @@ template <int kLane>  // of each half
 HEADRACE_INLINE F8 lane_of(F8 v) {
     return _mm256_permute_ps(v, kLane * 0x55);
 }
-HEADRACE_INLINE F8 first_two_twice(F8 v) { return _mm256_unpacklo_ps(v, v); }  // a a b b
-HEADRACE_INLINE F8 last_two_twice(F8 v) { return _mm256_unpackhi_ps(v, v); }
 HEADRACE_INLINE float sum_of_lanes(F8 v) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));

@@ -27,7 +27,7 @@ std::vector<Kind> kinds() {
                           {kFP8Row, {1, 33, 128, 200}},
                           {with_group(kMXFP8, 32), {32, 288}},
                           {with_group(kMXFP4, 32), {32, 96, 256, 288, 768}},
-                          {with_group(kNVFP4, 16), {16, 48, 64, 256, 320}},
+                          {kNVFP4, {16, 48, 64, 256, 320}},
                           {with_group(kInt4F16, 128), {128, 384}},
                           {with_group(kInt4BF16, 32), {32, 256, 480}},
                           {with_group(kInt4F16, 64, true), {64, 320}},

@@ -20,7 +20,7 @@ constexpr int kColumns = 768, kRows = 37, kTokens = 133;  // more than a block o
 std::vector<int> formats() {
     std::vector<int> all{with_group(kFP8Block, 128),       kFP8Row,
                          with_group(kMXFP8, 32),           with_group(kMXFP4, 32),
-                         with_group(kMXFP4, 64),           with_group(kNVFP4, 16),
+                         with_group(kMXFP4, 64),           kNVFP4,
                          with_group(kInt4F16, 64),         with_group(kInt4BF16, 32, true),
                          with_group(kInt4F16, 16),         with_group(kInt4F16Ordered, 128, true),
                          with_group(kInt4BF16Ordered, 32), with_group(kInt4F16Ordered, 16)};

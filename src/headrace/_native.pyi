@@ -34,6 +34,7 @@ def put_in_lanes(
     last is filled up with zeros. Strides are in bytes. ValueError for sizes that cannot be."""
 
 def put_pairs_in_lanes(
+    format: int,
     scales: int,
     scale_stride: int,
     codes: int,
@@ -43,8 +44,8 @@ def put_pairs_in_lanes(
     tiles: int,
     tile_stride: int,
 ) -> None:
-    """The same tiles of MXFP4 from scales and codes that lie apart, the even column in the low
-    nibble."""
+    """The same tiles of MXFP4 or NVFP4 from scales and codes that lie apart, the even column in the
+    low nibble; heads of tiles are left as they were."""
 
 class Matrix:
     """Weights of one linear map, [sum(rows), columns], in one or more parts that lie apart."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headrace import _native
 from headrace.formats import ggml
-from headrace.formats.format import GGML, LANED, Format
+from headrace.formats.format import GGML, LANED, NVFP4, Format
 from headrace.formats.packed import Packed, decode
 from headrace.ops.entry.native import NativeLookup
 from headrace.ops.experts import reference
@@ -121,7 +121,7 @@ def test_products(pool: _native.Pool, name: str, exact: bool) -> None:
                 assert torch.equal(linear(x[-1:].clone(), made), got[-1:])
 
 
-@pytest.mark.parametrize("form", LANED.values(), ids=lambda f: f.tag)
+@pytest.mark.parametrize("form", [*LANED.values(), NVFP4], ids=lambda f: f.name)
 def test_tiles_far_apart_that_are_walked_at_once(pool: _native.Pool, form: Format) -> None:
     """Enough rows for pieces of several streams, each of more than one tile."""
     columns = 5 * form.multiple

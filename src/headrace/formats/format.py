@@ -84,13 +84,6 @@ def mxfp4(group: int = 32) -> Format:
     return Format("mxfp4-rows", "", code, group=group, group_bytes=1, bits=4, multiple=group)
 
 
-def nvfp4(group: int = 16) -> Format:
-    """E2M1; an E4M3 scale a group, and a float32 one a row."""
-    code = 7 | group << GROUP_SHIFT
-    size = {"head_bytes": 4, "group": group, "group_bytes": 1, "bits": 4}
-    return Format("nvfp4", "", code, **size, multiple=group)
-
-
 def int4(group: int, *, bf16_scales: bool, zeros: bool) -> Format:
     """Nibbles less 8, or less a zero point a group; a 16-bit scale a group."""
     code = (9 if bf16_scales else 8) | group << GROUP_SHIFT | zeros << ZEROS_SHIFT
@@ -128,6 +121,14 @@ def _laned(name: str, tag: str, code: int, columns: int, nbytes: int) -> Format:
     """
     return replace(_ggml(name, tag, code, columns, LANE_ROWS * nbytes), tile_rows=LANE_ROWS)
 
+
+# E2M1 in lanes: a float32 of every row, then blocks of 32 columns with an E4M3 for each 16. Columns
+# that the last block lacks are zeros.
+NVFP4 = Format(
+    "nvfp4", "", 7, tile_rows=LANE_ROWS, head_bytes=4 * LANE_ROWS, group=32,
+    group_bytes=LANE_ROWS * 18, multiple=16,
+)  # fmt: skip
+NVFP4_COLUMNS = 16  # that share a scale
 
 # As GGUF names its tensor types.
 GGML = (

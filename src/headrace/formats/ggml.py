@@ -12,6 +12,7 @@ import numpy as np
 
 from headrace import _native
 from headrace.formats.format import LANE_ROWS, LANED, Format
+from headrace.formats.lanes import rows_of
 from headrace.formats.minifloat import E2M1, E8M0
 from headrace.formats.recipe import Array, Parts, address, raw
 
@@ -22,7 +23,7 @@ _IQ4 = np.array(
 
 def decode(tiles: Array, format_: Format, columns: int) -> Array:
     """float32 [rows, columns]."""
-    rows = _unlaned(tiles, format_) if format_.tag in LANED else np.ascontiguousarray(tiles)
+    rows = rows_of(tiles, format_) if format_.tag in LANED else np.ascontiguousarray(tiles)
     blocks = rows.reshape(-1, format_.group_bytes // format_.tile_rows)
     values: Array = _DECODE[format_.tag](blocks).astype(np.float32).reshape(len(rows), columns)
     return values
@@ -38,17 +39,6 @@ def pack(parts: Parts, rows: slice, format_: Format, out: Array) -> None:
         format_.code, address(chosen), chosen.strides[0], len(chosen), columns, address(out),
         out.strides[0],
     )  # fmt: skip
-
-
-def _unlaned(tiles: Array, format_: Format) -> Array:
-    """The rows of tiles, as GGUF has them: uint8 [rows, bytes]."""
-    groups = tiles.reshape(len(tiles), -1, format_.group_bytes)
-    head = format_.group_bytes // LANE_ROWS % 4  # codes are whole words
-    scales = groups[..., : LANE_ROWS * head].reshape(*groups.shape[:2], LANE_ROWS, head)
-    words = groups[..., LANE_ROWS * head :].reshape(*groups.shape[:2], -1, LANE_ROWS, 4)
-    codes = words.swapaxes(2, 3).reshape(*groups.shape[:2], LANE_ROWS, -1)
-    rows: Array = np.concatenate([scales, codes], -1).swapaxes(1, 2)
-    return rows.reshape(len(tiles) * LANE_ROWS, -1)
 
 
 def _half(b: Array, at: int) -> Array:

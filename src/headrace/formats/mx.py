@@ -24,8 +24,8 @@ def pack_lanes(parts: Parts, rows: slice, format_: Format, out: Array) -> None:
     scale = parts["scale"][rows]
     assert codes.strides[1] == scale.strides[1] == out.strides[1] == 1
     _native.put_pairs_in_lanes(
-        address(scale), scale.strides[0], address(codes), codes.strides[0], len(codes),
-        2 * codes.shape[1], address(out), out.strides[0],
+        format_.code, address(scale), scale.strides[0], address(codes), codes.strides[0],
+        len(codes), 2 * codes.shape[1], address(out), out.strides[0],
     )  # fmt: skip
 
 

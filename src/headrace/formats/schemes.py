@@ -16,6 +16,8 @@ from headrace.formats.format import (
     LANE_ROWS,
     LANED,
     MOST_ORDERED,
+    NVFP4,
+    NVFP4_COLUMNS,
     Format,
     fp8_block,
     int4_ordered,
@@ -23,7 +25,6 @@ from headrace.formats.format import (
 from headrace.formats.format import int4 as int4_format
 from headrace.formats.format import mxfp4 as mxfp4_format
 from headrace.formats.format import mxfp8 as mxfp8_format
-from headrace.formats.format import nvfp4 as nvfp4_format
 from headrace.formats.recipe import Pack
 
 
@@ -141,7 +142,9 @@ def _four_bits(codes: Stored, scale: Stored, parts: Mapping[str, Stored]) -> Rec
         raise SchemeFault(f"{codes.tag} {list(codes.shape)} with scales of {list(scale.shape)}")
     group = _group(shape[-1], scale.shape[-1])
     if "whole" in parts or "divisor" in parts:
-        return Recipe(nvfp4_format(group), shape, nvfp4.pack)
+        if group != NVFP4_COLUMNS:
+            raise SchemeFault(f"a scale of NVFP4 for {group} columns, not {NVFP4_COLUMNS}")
+        return Recipe(NVFP4, shape, nvfp4.pack)
     if scale.tag in _POWERS:
         if group == LANED["MXFP4"].group:
             return Recipe(LANED["MXFP4"], shape, mx.pack_lanes)

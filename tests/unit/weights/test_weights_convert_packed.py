@@ -315,7 +315,7 @@ def quantise(folder: Path, tensors: dict[str, Tensor], how: dict[str, object]) -
         formats.fp8_block(128),
         formats.mxfp8(),
         formats.mxfp4(64),
-        formats.nvfp4(),
+        formats.NVFP4,
         formats.int4(128, bf16_scales=False, zeros=False),
         formats.int4(32, bf16_scales=False, zeros=True),
         formats.int4(128, bf16_scales=True, zeros=True),
@@ -343,7 +343,8 @@ def test_every_format_has_a_word(form: formats.Format) -> None:
         "Q5_K-X16",
         "MXFP4--32",
         "FP8-128-ZEROS",
-        "NVFP4-16-ORDERED",
+        "NVFP4-16",
+        "NVFP4-X16-ORDERED",
     ],
 )
 def test_other_words_mean_nothing(word: str) -> None:
