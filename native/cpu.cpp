@@ -52,9 +52,9 @@ CpuFeatures probe() {
     std::uint32_t a1 = 0;
     if (__get_cpuid_count(7, 1, &a1, &b, &c, &d)) {
         f.avx_vnni = f.avx2 && (a1 >> 4 & 1);
-        f.avx512_bf16 = f.avx512_vnni && (a1 >> 5 & 1);
+        f.avx512_bf16 = f.avx512_vnni && vbmi && (a1 >> 5 & 1);
     }
-    f.amx = f.avx512_bf16 && vbmi && tiles && amx && grant_tiles();
+    f.amx = f.avx512_bf16 && tiles && amx && grant_tiles();
     return f;
 }
 #elif defined(__aarch64__)

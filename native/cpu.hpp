@@ -14,7 +14,7 @@ struct CpuFeatures {
     bool avx_vnni = false;
     bool avx512 = false;  // F, BW, VL and DQ
     bool avx512_vnni = false;
-    bool avx512_bf16 = false;  // and VNNI
+    bool avx512_bf16 = false;  // and VNNI, and VBMI
     bool amx = false;          // the kernel has granted the tile registers too
     bool neon = false;
     bool dot_products = false;   // of Arm: SDOT

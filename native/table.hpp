@@ -41,6 +41,7 @@ enum Input : int {
     kSixteensInput,  // as kEvensInput, with sums of 16 columns; of whole blocks alone
     kPlanesInput,
     kHalfSumsInput,  // as kHalvesInput, with sums of 16 columns
+    kUnpackedInput,  // of each 64 columns as their bytes are unpacked, and all as they were
     kWideInput,      // of each 32 columns the even ones and the odd ones, and all as they were
     kInputs
 };
@@ -69,6 +70,8 @@ inline constexpr std::size_t input_nbytes(Input input, int columns) {
             return n * 2;
         case kWideInput:
             return ((n + 31) / 32 * 128 + n * 4 + 63) / 64 * 64;
+        case kUnpackedInput:
+            return (n + 127) / 128 * 512 + (n * 4 + 63) / 64 * 64;
         case kSixteensInput:
             return fixed + blocks * 64;
         case kFoursInput:
@@ -86,6 +89,7 @@ inline constexpr std::size_t input_nbytes(Input input, int columns) {
 // Columns that are put into a row of activations together.
 inline constexpr int input_unit(Input input) {
     if (input == kPlanesInput) return 256;
+    if (input == kUnpackedInput) return 128;
     return input >= kEvensInput ? 32 : 8;
 }
 

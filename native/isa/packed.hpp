@@ -69,6 +69,9 @@
 #include "kernels/e4m3.inl"
 
 #if defined(HEADRACE_TILES)
+#include "kernels/e4m3_bf16.inl"
+
+// In panels.
 #include "kernels/wide_panels.inl"
 
 // Products with them.

@@ -332,6 +332,23 @@ std::size_t wide_or_else_nbytes(int rows, int columns, int tokens) {
     return std::max(wide_scratch_nbytes<W>(columns, tokens), kElse(rows, columns, tokens));
 }
 
+// E4M3, whose few tokens are another set's.
+template <bool kRowScales>
+inline const DotKernel& few_fp8() {
+    return avx512bf16::table().fast[kRowScales ? kFP8Row : kFP8Block];
+}
+template <bool kRowScales>
+void wide_fp8(const Dot& d) {
+    using W = WideFP8<kRowScales>;
+    if (d.tokens > 3 && W::fits({d.w, d.w_stride, d.columns, d.format})) return wide_run<W>(d);
+    few_fp8<kRowScales>().run(d);
+}
+template <bool kRowScales>
+std::size_t wide_fp8_nbytes(int rows, int columns, int tokens) {
+    return std::max(wide_scratch_nbytes<WideFP8<kRowScales>>(columns, tokens),
+                    few_fp8<kRowScales>().scratch_nbytes(rows, columns, tokens));
+}
+
 inline void put_wide_kernels(KernelTable& t) {
     const auto lanes = [&]<class W, class F>(int kind, W, F) {
         t.fast[kind] = {F::kInput,
@@ -343,12 +360,16 @@ inline void put_wide_kernels(KernelTable& t) {
     };
     lanes(kNVFP4, WideNVFP4{}, LanesNVFP4{});
     lanes(kGgmlMXFP4, WideMXFP4{}, LanesMXFP4{});
-    t.fast[kFP8Block] = {
-        kWideInput, kTileTokens, wide_or_else<WideFP8<false>, e4m3_run<false, unpack_fp8_block>>,
-        wide_or_else_nbytes<WideFP8<false>, fixed_scratch_nbytes>, strips_tile_rows};
-    t.fast[kFP8Row] = {kWideInput, kTileTokens,
-                       wide_or_else<WideFP8<true>, e4m3_run<false, unpack_fp8_row>>,
-                       wide_or_else_nbytes<WideFP8<true>, fixed_scratch_nbytes>, strips_tile_rows};
+    const KernelTable& few = avx512bf16::table();
+    t.put[kUnpackedInput] = few.put[kUnpackedInput];
+    const auto fp8 = [&](int kind, auto* run, auto* nbytes) {
+        t.fast[kind] = few.fast[kind];
+        t.fast[kind].run = run;
+        t.fast[kind].scratch_nbytes = nbytes;
+        t.fast[kind].tile_rows = strips_tile_rows;
+    };
+    fp8(kFP8Block, wide_fp8<false>, wide_fp8_nbytes<false>);
+    fp8(kFP8Row, wide_fp8<true>, wide_fp8_nbytes<true>);
 }
 
 }  // namespace headrace::HEADRACE_ISA

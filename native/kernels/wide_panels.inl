@@ -164,23 +164,9 @@ struct WideNVFP4 {
     }
 };
 
-// E4M3 as bfloat16, its upper and its lower bytes by its seven bits without the sign.
-struct WideE4M3 {
-    alignas(64) std::uint8_t high[128], low[128];
-};
-inline constexpr WideE4M3 kWideE4M3 = [] {
-    WideE4M3 table{};
-    for (int code = 0; code < 128; ++code) {
-        const auto bits = std::bit_cast<std::uint32_t>(float_from_e4m3(code)) >> 16;
-        table.high[code] = static_cast<std::uint8_t>(bits >> 8);
-        table.low[code] = static_cast<std::uint8_t>(bits);
-    }
-    return table;
-}();
-
 template <bool kRowScales>
 struct WideFP8 {
-    using Row = WideRow;
+    using Row = UnpackedRow;
     static constexpr int kTall = kRowScales ? 1 : 8;
     const std::byte* codes[kWideRows];  // of the rows that are put
 
@@ -231,21 +217,12 @@ struct WideFP8 {
         }
     }
     static HEADRACE_INLINE void put_words_of_rows(__m512i v, WidePair* to) {
-        const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
-        const __m512i at = _mm512_andnot_si512(sign, v);
-        const auto* table = &kWideE4M3;
-        const __m512i high = _mm512_or_si512(
-            _mm512_permutex2var_epi8(load_words(table->high), at, load_words(table->high + 64)),
-            _mm512_and_si512(sign, v));
-        const __m512i low =
-            _mm512_permutex2var_epi8(load_words(table->low), at, load_words(table->low + 64));
+        const E4M3Halves w(v, E4M3Tables());
         const __m512i lower = _mm512_set1_epi16(255);
-        const __m512i even =
-            _mm512_or_si512(_mm512_and_si512(lower, low), _mm512_slli_epi16(high, 8));
-        const __m512i odd =
-            _mm512_or_si512(_mm512_srli_epi16(low, 8), _mm512_andnot_si512(lower, high));
-        put_pair(to[0], even);
-        put_pair(to[1], odd);
+        put_pair(to[0],
+                 _mm512_or_si512(_mm512_and_si512(lower, w.low), _mm512_slli_epi16(w.high, 8)));
+        put_pair(to[1],
+                 _mm512_or_si512(_mm512_srli_epi16(w.low, 8), _mm512_andnot_si512(lower, w.high)));
     }
     static void put_whole(float* to, const Dot& d, const Tiles& tiles, int row) {
         for (int r = 0; r < kWideRows; ++r)

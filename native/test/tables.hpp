@@ -19,8 +19,7 @@ inline constexpr bool kTranslated = true;
 inline constexpr bool kTranslated = false;
 #endif
 
-// `matrices`: also those whose kernels differ for plain floats alone.
-inline std::vector<const KernelTable*> tables_to_test(bool matrices) {
+inline std::vector<const KernelTable*> tables_to_test() {
     std::vector<const KernelTable*> tables{&scalar::table()};
 #if defined(__x86_64__)
     if (cpu().avx2) tables.push_back(&avx2::table());
@@ -29,7 +28,7 @@ inline std::vector<const KernelTable*> tables_to_test(bool matrices) {
     if (any || cpu().avx_vnni) tables.push_back(&avxvnni::table());
     if (any || cpu().avx512) tables.push_back(&avx512::table());
     if (any || cpu().avx512_vnni) tables.push_back(&avx512vnni::table());
-    if (matrices && (any || cpu().avx512_bf16)) tables.push_back(&avx512bf16::table());
+    if (any || cpu().avx512_bf16) tables.push_back(&avx512bf16::table());
     if (any || cpu().amx) tables.push_back(&amx::table());
 #endif
 #elif defined(__aarch64__)
@@ -37,7 +36,6 @@ inline std::vector<const KernelTable*> tables_to_test(bool matrices) {
     if (cpu().dot_products) tables.push_back(&neondot::table());
     if (cpu().byte_matrices) tables.push_back(&neonmm::table());
 #endif
-    (void)matrices;
     return tables;
 }
 

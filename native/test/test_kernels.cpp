@@ -222,7 +222,7 @@ void check_experts(Pool& pool, int format, bool exact, int hidden, int width, in
 }  // namespace
 
 int main() {
-    for (const KernelTable* table : tables_to_test(true)) {
+    for (const KernelTable* table : tables_to_test()) {
         for (const bool rescue : {false, true}) {
             Pool pool(2, true, *table, rescue);
             for (int format = 0; format < kFloats; ++format)

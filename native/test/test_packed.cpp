@@ -93,7 +93,7 @@ void check_damage(Pool& pool) {
 }  // namespace
 
 int main() {
-    for (const KernelTable* table : tables_to_test(false)) {
+    for (const KernelTable* table : tables_to_test()) {
         Pool pool(2, true, *table, false);
         check_damage(pool);
         for (const Kind& kind : kinds())
