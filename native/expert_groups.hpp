@@ -28,6 +28,7 @@ struct Group {
     int form;
     const std::byte *gate, *up, *down;  // up may be nullptr
     const float *gate_bias, *up_bias, *down_bias;
+    const std::byte* packed = nullptr;  // its tokens' h, as the packing of down's kernel made it
 };
 
 struct Groups {

@@ -25,6 +25,14 @@ struct Dot {
     std::size_t out_stride;
     std::byte* scratch;  // at least `scratch_nbytes` of the kernel's
     int format;
+    const std::byte* packed = nullptr;  // as the kernel's `packing` made it, of these tokens
+};
+
+// What a kernel makes of many tokens' activations before it multiplies: made once, it serves all
+// rows of weights. `put` takes a Dot's activations, columns and format; `to` is aligned to 64.
+struct Packing {
+    std::size_t (*nbytes)(int columns, int tokens);
+    void (*put)(const Dot& dot, std::byte* to);
 };
 
 // How a kernel takes activations.
@@ -106,6 +114,7 @@ struct DotKernel {
     int (*tile_rows)(int columns);
     // Rows that it streams at once where it meets few tokens.
     int stream_rows = 8;
+    const Packing* packing = nullptr;  // null: nothing that would be kept
 
     // Rows of a piece that meets few tokens: about `rows` and at most `most`, whole streams where
     // there are some, else whole units.

@@ -74,6 +74,9 @@
 // In panels.
 #include "kernels/wide_panels.inl"
 
+// Their tokens.
+#include "kernels/wide_tokens.inl"
+
 // Products with them.
 #include "kernels/float_tiles.inl"
 #endif

@@ -3,6 +3,16 @@
 
 namespace headrace::HEADRACE_ISA {
 
+// The sums of a token with rows [row, row + kRows): of those that there are.
+template <int kRows>
+HEADRACE_INLINE void put_out(const Dot& d, int token, int row, const float* sums) {
+    float* to = d.out + static_cast<std::size_t>(token) * d.out_stride + row;
+    if (row + kRows <= d.rows)
+        std::memcpy(to, sums, kRows * sizeof(float));  // no call
+    else
+        std::memcpy(to, sums, static_cast<std::size_t>(d.rows - row) * sizeof(float));
+}
+
 // Which columns a code's bytes stand for, four in each word: as they come, or (INT4) even ones of
 // eight, then odd ones.
 template <bool kEvens>

@@ -45,6 +45,14 @@ concept Laned = requires { C::kGroupNbytes; };
 template <class C>
 concept LanedBlocks = Laned<C> && C::kColumns > 32;
 
+// Whether a product's tokens meet panels.
+template <class C>
+bool takes_strips(const Dot& d) {
+    if constexpr (!Laned<C>)
+        if (!C::fits({d.w, d.w_stride, d.columns, d.format})) return false;
+    return d.tokens > 3;
+}
+
 // Readers of eight rows from `row` on; past the last row, that one again.
 template <class C>
 inline std::array<C, 8> eight_readers(const Dot& d, const Tiles& tiles, int row) {

@@ -7,61 +7,6 @@
 
 namespace headrace::HEADRACE_ISA {
 
-inline constexpr int kWideTokens = 2 * kTile;
-inline constexpr int kWideTiles = 4;  // of tokens, whose bytes stay in L2 for all rows of a piece
-
-struct alignas(64) WideGroup {
-    std::uint16_t high[kTile][32], low[kTile][32];
-};
-
-// Where the upper halves of 32 floats go, those of the first 16 before the others.
-struct WideOrder {
-    alignas(64) std::uint16_t of[32];
-};
-inline constexpr WideOrder kWideOrder = [] {
-    WideOrder order{};
-    for (int word = 0; word < 8; ++word)
-        for (int i = 0; i < 4; ++i)
-            order.of[word * 4 + i] =
-                static_cast<std::uint16_t>(2 * (word * 4 + i % 2 * 2 + i / 2) + 1);
-    return order;
-}();
-
-HEADRACE_INLINE __m512i in_wide_order(__m512i first, __m512i second) {
-    return _mm512_permutex2var_epi16(first, load_words(kWideOrder.of), second);
-}
-
-// One group of a token: the upper half of each, and what that leaves out, rounded. What is no
-// number stays so in one of them.
-HEADRACE_INLINE void put_wide_group(const float* x, std::uint16_t* high, std::uint16_t* low) {
-    __m512i v[2], l[2];
-    for (int i = 0; i < 2; ++i) {
-        v[i] = load_words(x + i * 16);
-        const __m512i h = _mm512_and_si512(v[i], _mm512_set1_epi32(static_cast<int>(0xffff0000)));
-        const __m512 rest = _mm512_sub_ps(_mm512_castsi512_ps(v[i]), _mm512_castsi512_ps(h));
-        l[i] = _mm512_add_epi32(_mm512_castps_si512(rest), _mm512_set1_epi32(0x8000));
-    }
-    const __m512i all[2] = {in_wide_order(v[0], v[1]), in_wide_order(l[0], l[1])};
-    std::memcpy(high, &all[0], sizeof all[0]);
-    std::memcpy(low, &all[1], sizeof all[1]);
-}
-
-// A tile of up to 16 tokens, the others zeros: as many groups at a time as stay in L1.
-inline void put_wide_tokens(const float* const* x, int tokens, int groups, WideGroup* to) {
-    for (int from = 0; from < groups; from += kStripGroups) {
-        const int end = std::min(from + kStripGroups, groups);
-        for (int t = 0; t < kTile; ++t)
-            for (int g = from; g < end; ++g) {
-                if (t < tokens) {
-                    put_wide_group(x[t] + g * 32, to[g].high[t], to[g].low[t]);
-                    continue;
-                }
-                std::memset(to[g].high[t], 0, sizeof to[g].high[t]);
-                std::memset(to[g].low[t], 0, sizeof to[g].low[t]);
-            }
-    }
-}
-
 // Group i of 32 rows and of one tile of tokens or two, `apart` from each other.
 template <bool kTwo>
 HEADRACE_INLINE void load_group(const WidePanel& p, const WideGroup* x, std::ptrdiff_t apart,
@@ -241,7 +186,7 @@ inline std::size_t wide_scratch_nbytes(int columns, int tokens) {
     const auto block = static_cast<std::size_t>(wide_tokens(tokens));
     return sizeof(WideWork<W>) + 2 * kPageNbytes +
            block / kTile * static_cast<std::size_t>(columns) / 32 * sizeof(WideGroup) +
-           block * kWideRows * sizeof(float) + pointers_nbytes(tokens);
+           block * kWideRows * sizeof(float);
 }
 
 // One panel with up to 32 tokens.
@@ -288,13 +233,11 @@ inline void wide_block(const Dot& d, const Tiles& tiles, const WideGroup* x, int
         }
         work.later.add(kWideTokens);
         W::put_whole(work.whole, d, tiles, row);
-        const int rows = std::min(kWideRows, d.rows - row);
         for (int t = 0; t < tokens; ++t) {
             float* from = sums + t * kWideRows;
             for (int r = 0; r < kWideRows; r += kTile)
                 (F32::load(from + r) * F32::load(work.whole + r)).store(from + r);
-            std::memcpy(d.out + static_cast<std::size_t>(first + t) * d.out_stride + row, from,
-                        static_cast<std::size_t>(rows) * sizeof(float));
+            put_out<kWideRows>(d, first + t, row, from);
         }
     }
 }
@@ -306,16 +249,15 @@ inline void wide_run(const Dot& d) {
     auto& work = *new (at_page(d.scratch)) WideWork<W>;
     auto* packed = reinterpret_cast<WideGroup*>(at_page(reinterpret_cast<std::byte*>(&work + 1)));
     auto* sums = reinterpret_cast<float*>(packed + block / kTile * groups);
-    auto** x = reinterpret_cast<const float**>(sums + block * kWideRows);
-    for (int t = 0; t < d.tokens; ++t) x[t] = typename W::Row(d.x[t], d.columns).x;
+    const auto* given = reinterpret_cast<const WideGroup*>(d.packed);
     TileConfig config;
     for (int tile = 0; tile < 8; ++tile) config.set(tile, kTile, 64);
     load_config(config);
     for (int first = 0; first < d.tokens; first += block) {
         const int tokens = std::min(block, d.tokens - first);
-        for (int t = 0; t < tokens; t += kTile)
-            put_wide_tokens(x + first + t, tokens - t, groups, packed + t / kTile * groups);
-        wide_block<W>(d, tiles, packed, first, tokens, work, sums);
+        if (given == nullptr) put_wide_some<typename W::Row>(d, first, tokens, packed);
+        const auto* x = given == nullptr ? packed : given + first / kTile * groups;
+        wide_block<W>(d, tiles, x, first, tokens, work, sums);
     }
     _tile_release();
 }
@@ -323,7 +265,7 @@ inline void wide_run(const Dot& d) {
 // W for many tokens where it can, else what the kernel was.
 template <class W, void (*kElse)(const Dot&)>
 void wide_or_else(const Dot& d) {
-    if (d.tokens > 3 && W::fits({d.w, d.w_stride, d.columns, d.format})) return wide_run<W>(d);
+    if (takes_wide<W>(d)) return wide_run<W>(d);
     kElse(d);
 }
 
@@ -340,7 +282,7 @@ inline const DotKernel& few_fp8() {
 template <bool kRowScales>
 void wide_fp8(const Dot& d) {
     using W = WideFP8<kRowScales>;
-    if (d.tokens > 3 && W::fits({d.w, d.w_stride, d.columns, d.format})) return wide_run<W>(d);
+    if (takes_wide<W>(d)) return wide_run<W>(d);
     few_fp8<kRowScales>().run(d);
 }
 template <bool kRowScales>
@@ -356,20 +298,22 @@ inline void put_wide_kernels(KernelTable& t) {
                         wide_or_else<W, lanes_run<F>>,
                         wide_or_else_nbytes<W, lanes_scratch_nbytes>,
                         strips_tile_rows,
-                        F::kStreams * kLaneRows};
+                        F::kStreams * kLaneRows,
+                        &kWidePacking<W>};
     };
     lanes(kNVFP4, WideNVFP4{}, LanesNVFP4{});
     lanes(kGgmlMXFP4, WideMXFP4{}, LanesMXFP4{});
     const KernelTable& few = avx512bf16::table();
     t.put[kUnpackedInput] = few.put[kUnpackedInput];
-    const auto fp8 = [&](int kind, auto* run, auto* nbytes) {
+    const auto fp8 = [&](int kind, auto* run, auto* nbytes, const Packing* packing) {
         t.fast[kind] = few.fast[kind];
         t.fast[kind].run = run;
         t.fast[kind].scratch_nbytes = nbytes;
         t.fast[kind].tile_rows = strips_tile_rows;
+        t.fast[kind].packing = packing;
     };
-    fp8(kFP8Block, wide_fp8<false>, wide_fp8_nbytes<false>);
-    fp8(kFP8Row, wide_fp8<true>, wide_fp8_nbytes<true>);
+    fp8(kFP8Block, wide_fp8<false>, wide_fp8_nbytes<false>, &kWidePacking<WideFP8<false>>);
+    fp8(kFP8Row, wide_fp8<true>, wide_fp8_nbytes<true>, &kWidePacking<WideFP8<true>>);
 }
 
 }  // namespace headrace::HEADRACE_ISA

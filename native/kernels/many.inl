@@ -5,8 +5,7 @@ namespace headrace::HEADRACE_ISA {
 // F for as few tokens as it takes, C for more.
 template <class F, class C, void (*kUnpack)(const Tiles&, int, float*)>
 void many_run(const Dot& d) {
-    if (d.tokens > 3 && C::fits({d.w, d.w_stride, d.columns, d.format}))
-        return strips_run<C, F::kInput>(d);
+    if (takes_strips<C>(d)) return strips_run<C, F::kInput>(d);
     fixed_run<F, kUnpack>(d);
 }
 
@@ -27,17 +26,29 @@ inline std::size_t lanes_scratch_nbytes(int, int columns, int tokens) {
     return strips_scratch_nbytes(columns, tokens);
 }
 
+#if defined(HEADRACE_TILES)
+template <class C, Input kInput>
+inline constexpr const Packing* packing_of = &kStripPacking<C, kInput>;
+#else
+template <class, Input>
+inline constexpr const Packing* packing_of = nullptr;
+#endif
+
 template <Laned F>
 inline void put_lanes(KernelTable& t, int kind) {
-    t.fast[kind] = {F::kInput,        kTileTokens,
-                    lanes_run<F>,     lanes_scratch_nbytes,
-                    strips_tile_rows, F::kStreams * kLaneRows};
+    t.fast[kind] = {F::kInput,
+                    kTileTokens,
+                    lanes_run<F>,
+                    lanes_scratch_nbytes,
+                    strips_tile_rows,
+                    F::kStreams * kLaneRows,
+                    packing_of<F, F::kInput>};
 }
 
 template <class F, class C, void (*kUnpack)(const Tiles&, int, float*)>
 inline void put_many(KernelTable& t, int kind) {
-    t.fast[kind] = {F::kInput, kTileTokens, many_run<F, C, kUnpack>, many_scratch_nbytes,
-                    strips_tile_rows};
+    t.fast[kind] = {F::kInput,        kTileTokens, many_run<F, C, kUnpack>, many_scratch_nbytes,
+                    strips_tile_rows, 8,           packing_of<C, F::kInput>};
 }
 
 inline void put_panel_kernels(KernelTable& t) {

@@ -14,8 +14,7 @@ inline std::size_t scratch_of_products(int columns, int tokens) {
     const auto tiles = static_cast<std::size_t>(block_tiles(tokens));
     return sizeof(typename W::Panel) +
            tiles * (W::tokens_of(groups_of(columns)) * sizeof(typename W::Tokens) +
-                    kTile * kStripRows * sizeof(float)) +
-           static_cast<std::size_t>(tokens) * sizeof(FixedRow);
+                    kTile * kStripRows * sizeof(float));
 }
 
 // All rows with the tokens of some tiles.
@@ -44,12 +43,38 @@ inline void strips_with(const Dot& d, const typename W::Tokens* x, int first, in
                              std::min(kTile, tokens - t), ahead, sums + t * kStripRows + r);
                 }
         }
-        const int rows = std::min(kStripRows, d.rows - row);
         for (int t = 0; t < tokens; ++t)
-            std::memcpy(d.out + static_cast<std::size_t>(first + t) * d.out_stride + row,
-                        sums + t * kStripRows, static_cast<std::size_t>(rows) * sizeof(float));
+            put_out<kStripRows>(d, first + t, row, sums + t * kStripRows);
     }
 }
+
+// All tokens' tiles, one after another.
+template <class C, Input kInput>
+struct StripPacking {
+    using W = ProductsOf<C, kInput>;
+    using Tokens = typename W::Tokens;
+
+    static std::size_t apart(int columns) { return W::tokens_of(groups_of(columns)); }
+    static std::size_t nbytes(int columns, int tokens) {
+        return static_cast<std::size_t>((tokens + kTile - 1) / kTile) * apart(columns) *
+               sizeof(Tokens);
+    }
+    // Tokens [first, first + count).
+    static void put_some(const Dot& d, int first, int count, Tokens* to) {
+        FixedRow x[kTile];
+        for (int t = 0; t < count; t += kTile, to += apart(d.columns)) {
+            const int n = std::min(kTile, count - t);
+            for (int i = 0; i < n; ++i) x[i] = FixedRow(d.x[first + t + i], d.columns);
+            W::put(x, n, groups_of(d.columns), to);
+        }
+    }
+    static void put(const Dot& d, std::byte* to) {
+        if (takes_strips<C>(d)) put_some(d, 0, d.tokens, reinterpret_cast<Tokens*>(to));
+    }
+};
+template <class C, Input kInput>
+inline constexpr Packing kStripPacking{StripPacking<C, kInput>::nbytes,
+                                       StripPacking<C, kInput>::put};
 
 template <class C, Input kInput>
 inline void strips_run(const Dot& d) {
@@ -59,17 +84,16 @@ inline void strips_run(const Dot& d) {
     auto* packed = reinterpret_cast<typename W::Tokens*>(d.scratch + sizeof panel);
     const std::size_t apart = W::tokens_of(groups);
     auto* sums = reinterpret_cast<float*>(packed + static_cast<std::size_t>(tiles) * apart);
-    auto* x = reinterpret_cast<FixedRow*>(sums + block * kStripRows);
-    for (int t = 0; t < d.tokens; ++t) x[t] = FixedRow(d.x[t], d.columns);
+    const auto* given = reinterpret_cast<const typename W::Tokens*>(d.packed);
     TileConfig config;
     W::configure(config, std::min(kTile, (d.tokens + 3) / 4 * 4));
     load_config(config);
     for (int first = 0; first < d.tokens; first += block) {
         const int tokens = std::min(block, d.tokens - first);
-        for (int t = 0; t < tokens; t += kTile)
-            W::put(x + first + t, tokens - t, groups,
-                   packed + static_cast<std::size_t>(t / kTile) * apart);
-        strips_with<W, C>(d, packed, first, tokens, panel, sums);
+        if (given == nullptr) StripPacking<C, kInput>::put_some(d, first, tokens, packed);
+        const auto* x =
+            given == nullptr ? packed : given + static_cast<std::size_t>(first / kTile) * apart;
+        strips_with<W, C>(d, x, first, tokens, panel, sums);
     }
     _tile_release();
 }

@@ -59,8 +59,31 @@ std::vector<float> product(const DotKernel& kernel, const std::vector<std::byte>
     auto* scratch = static_cast<std::byte*>(std::aligned_alloc(64, (nbytes + 127) / 64 * 64));
     std::memset(scratch, 255, nbytes);
     std::vector<float> out(static_cast<std::size_t>(tokens * kRows), NAN);
-    kernel.run({tiles.data(), tile_nbytes(format, kColumns), kRows, kColumns, x.rows.data() + first,
-                tokens, out.data(), kRows, scratch, format});
+    Dot dot{tiles.data(),
+            tile_nbytes(format, kColumns),
+            kRows,
+            kColumns,
+            x.rows.data() + first,
+            tokens,
+            out.data(),
+            kRows,
+            scratch,
+            format};
+    kernel.run(dot);
+    if (kernel.packing != nullptr) {
+        const std::size_t size = kernel.packing->nbytes(kColumns, tokens);
+        auto* packed = static_cast<std::byte*>(std::aligned_alloc(64, size));
+        std::memset(packed, 255, size);
+        kernel.packing->put(dot, packed);
+        std::vector<float> again(out.size(), NAN);
+        dot.packed = packed;
+        dot.out = again.data();
+        kernel.run(dot);
+        CHECK(std::memcmp(again.data(), out.data(), out.size() * sizeof(float)) == 0,
+              "format %x, %d tokens: other bits with activations that were packed before", format,
+              tokens);
+        std::free(packed);
+    }
     std::free(scratch);
     return out;
 }
