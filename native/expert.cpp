@@ -134,7 +134,7 @@ void run_chunk(Pool& pool, const Tokens& in, const ExpertLayer& layer, bool exac
     perform<GateUp>(pool, arena, call, up_rows(call, wanted_each));
     if (!pool.rescues(call.tokens) && plan.most > 1) {
         auto* pack = new (arena.take<PackHidden>(1)) PackHidden(call, arena);
-        pool.perform(arena, *pack, plan.count, 0, false);
+        if (pack->needed()) pool.perform(arena, *pack, plan.count, 0, false);
     }
     if (in.parts())
         perform<DownParts>(pool, arena, call, down_rows(call, 1, wanted_each));

@@ -159,8 +159,11 @@ class PackHidden final : public Work {
             const Packing* packing = call.form(group).down.kernel->packing;
             if (packing == nullptr) continue;
             group.packed = arena.take<std::byte>(packing->nbytes(call.layer.width, group.count));
+            needed_ = true;
         }
     }
+    bool needed() const { return needed_; }
+
     void compute(std::size_t piece, std::byte*) const override {
         const Group& group = call_.plan.groups[piece];
         if (group.packed == nullptr) return;
@@ -171,6 +174,7 @@ class PackHidden final : public Work {
 
   private:
     const Call& call_;
+    bool needed_ = false;
 };
 
 // out[c * rows + r] = row + r of an expert's output for its c-th token.

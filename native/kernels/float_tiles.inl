@@ -1,6 +1,6 @@
 // Many tokens on tiles with weights that are exact in bfloat16: E4M3, and E2M1 with scales of four
 // bits or powers of two. Activations are two bfloat16 each, what the first leaves out in the
-// second, so their error is 2^-17 of each.
+// second, so their error is 2^-16 of each.
 //
 // A token's sums are its own row of C; they walk the columns upwards, 32 at a time, whatever shares
 // the call.
