@@ -27,6 +27,14 @@ HEADRACE_INLINE __m512i bytes_at(const void* p) {
     return v;
 }
 
+// The first n of 64 bytes, the others zeros.
+HEADRACE_INLINE __m512i bytes_at(const void* p, int n) {
+    if (n >= 64) return bytes_at(p);
+    std::byte some[64] = {};
+    std::memcpy(some, p, static_cast<std::size_t>(std::max(n, 0)));
+    return bytes_at(some);
+}
+
 // In registers.
 struct E4M3Tables {
     __m512i high[2], low[2];

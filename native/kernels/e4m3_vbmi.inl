@@ -67,11 +67,8 @@ HEADRACE_INLINE void e4m3_group(const std::byte* q, const E4M3Tables& tables,
         e4m3_stride<T>(bytes_at(q + from), bytes_at(q + from + 64), tables, x, from, scale, sum);
     }
     if (from == end) return;
-    const int n = end - from, first = std::min(n, 64);
-    const __m512i codes = _mm512_maskz_loadu_epi8(~0ull >> (64 - first), q + from);
-    const __mmask64 there = n > 64 ? ~0ull >> (128 - n) : 0;
-    e4m3_stride<T>(codes, _mm512_maskz_loadu_epi8(there, q + from + 64), tables, x, from, scale,
-                   sum);
+    e4m3_stride<T>(bytes_at(q + from, end - from), bytes_at(q + from + 64, end - from - 64), tables,
+                   x, from, scale, sum);
 }
 
 inline int e4m3_columns(const Dot& d) {
@@ -99,7 +96,7 @@ inline void e4m3_rows(const Dot& d) {
         }
         for (int t = 0; t < T; ++t)
             d.out[static_cast<std::size_t>(t) * d.out_stride + static_cast<std::size_t>(row)] =
-                _mm512_reduce_add_ps(sum[t]);
+                F32{sum[t]}.reduce_add();
     }
 }
 

@@ -192,11 +192,10 @@ struct WideFP8 {
     HEADRACE_INLINE void step(WidePanel& p, const Dot& d, const Tiles& tiles, const WidePlace& at,
                               int i) {
         if (i == 0) begin(p, d, tiles, at);
-        const int half = i % 2, g = i - half, many = std::min(2, at.groups - g);
-        const __mmask64 there = many == 2 ? ~0ull : 0xffffffffull;
+        const int half = i % 2, g = i - half, nbytes = std::min(2, at.groups - g) * 32;
         __m512i rows[16], words[16];
         for (int r = 0; r < kTile; ++r)
-            rows[r] = _mm512_maskz_loadu_epi8(there, codes[half * kTile + r] + (at.from + g) * 32);
+            rows[r] = bytes_at(codes[half * kTile + r] + (at.from + g) * 32, nbytes);
         transpose16(rows, words);
 #pragma GCC unroll 16
         for (int word = 0; word < 16; ++word)
