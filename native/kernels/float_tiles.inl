@@ -69,9 +69,9 @@ struct WideAhead {
     }
 };
 
-// The sums of a span are multiplied by its scales and added up: while those of the next are made.
+// The sums of a panel are multiplied by its scales and added up: while those of the next are made.
 struct alignas(64) WideSums {
-    float of[2][2][2][kTile][kTile];  // of spans in turn: [tile of tokens, tile of rows]
+    float of[2][2][2][kTile][kTile];  // of panels in turn: [tile of tokens, tile of rows]
     float scale[2][kWideRows];
     float* to;
     int last = 0, tokens = 0, done = 0;
@@ -112,20 +112,18 @@ HEADRACE_INLINE void zero_wide_sums() {
 
 // to[t * kWideRows] += a panel's products, of up to 32 tokens, some of them later.
 template <bool kTwo, class W>
-inline void multiply_spans(const WidePanel& p, const WideGroup* x, std::ptrdiff_t apart, int groups,
-                           int span, int tokens, WideSums& sums, WideAhead<W>& ahead, float* to) {
+inline void multiply_scaled(const WidePanel& p, const WideGroup* x, std::ptrdiff_t apart,
+                            int groups, int tokens, WideSums& sums, WideAhead<W>& ahead,
+                            float* to) {
+    const int each = (kWideTokens + groups - 1) / groups;
+    zero_wide_sums();
     load_group<kTwo>(p, x, apart, 0);
-    for (int g = 0; g < groups; g += span) {
-        const int many = std::min(span, groups - g), each = (kWideTokens + many - 1) / many;
-        zero_wide_sums();
-        for (int i = g; i < g + many; ++i) {
-            multiply_group<kTwo>(p, x, apart, i, groups);
-            sums.add(each);
-            ahead.step();
-        }
-        sums.put<kTwo>(p.scale[g + many - 1], tokens, to);
+    for (int i = 0; i < groups; ++i) {
+        multiply_group<kTwo>(p, x, apart, i, groups);
+        sums.add(each);
+        ahead.step();
     }
-    memory_barrier();
+    sums.put<kTwo>(p.scale, tokens, to);
 }
 
 // Whether a panel is its rows' first, their last, and whether no other tokens come between.
@@ -133,7 +131,7 @@ struct WideEnds {
     bool first, last, alone;
 };
 
-// The same where a span's scale is 1: sums stay in tiles where nothing else is multiplied.
+// The same without scales: sums stay in tiles where nothing else is multiplied.
 template <bool kTwo, class W>
 inline void multiply_plain(const WidePanel& p, const WideGroup* x, std::ptrdiff_t apart, int groups,
                            WideEnds ends, WideAhead<W>& ahead, float* to) {
@@ -194,11 +192,12 @@ template <class W>
 inline void multiply_panel(const Tiles& tiles, const WidePanel& p, const WideGroup* x, int groups,
                            int tokens, WideEnds ends, WideSums& later, WideAhead<W>& ahead,
                            float* to) {
-    const int span = W::span(tiles), apart = tiles.columns / 32;
-    if (span > 0 && tokens > kTile)
-        multiply_spans<true>(p, x, apart, groups, span, tokens, later, ahead, to);
-    else if (span > 0)
-        multiply_spans<false>(p, x, apart, groups, span, tokens, later, ahead, to);
+    const bool scaled = W::scaled(tiles);
+    const int apart = tiles.columns / 32;
+    if (scaled && tokens > kTile)
+        multiply_scaled<true>(p, x, apart, groups, tokens, later, ahead, to);
+    else if (scaled)
+        multiply_scaled<false>(p, x, apart, groups, tokens, later, ahead, to);
     else if (tokens > kTile)
         multiply_plain<true>(p, x, apart, groups, ends, ahead, to);
     else
@@ -210,13 +209,13 @@ template <class W>
 inline void wide_block(const Dot& d, const Tiles& tiles, const WideGroup* x, int first, int tokens,
                        WideWork<W>& work, float* sums) {
     const int groups = d.columns / 32;
-    const bool span = W::span(tiles) > 0;
+    const bool scaled = W::scaled(tiles);
     const auto nbytes = static_cast<std::size_t>(wide_tokens(tokens) * kWideRows) * sizeof(float);
     WidePlace at{0, 0, std::min(kWideGroups, groups)};
     int panel = 0;
     for (int i = 0; i < W::steps(at.groups); ++i) work.format.step(work.panels[0], d, tiles, at, i);
     for (int row = 0; row < d.rows; row += kWideRows) {
-        if (span) std::memset(sums, 0, nbytes);
+        if (scaled) std::memset(sums, 0, nbytes);
         for (; at.row == row; at = at.next(d), panel ^= 1) {
             const WidePlace next = at.next(d);
             const WideEnds ends{at.from == 0, next.row != row, tokens <= kWideTokens};

@@ -13,7 +13,7 @@ inline constexpr std::size_t kPageNbytes = 4096;
 
 struct alignas(kPageNbytes) WidePanel {
     WidePair w[kWideGroups][2][16];
-    float scale[kWideGroups][kWideRows];  // of a span, where its last group is
+    float scale[kWideRows];
 };
 
 // Groups [from, from + groups) of rows [row, row + 32), past the last row that one again. Behind a
@@ -29,8 +29,8 @@ struct WidePlace {
     }
 };
 
-// Weights of a format, put into a panel in `steps`. `span` groups share what a panel's scale is; 0
-// where that is 1.
+// Weights of a format, put into a panel in `steps`. `scaled`: a panel's rows have scales that are
+// none of bfloat16's.
 
 // Words of four codes of 16 rows as the bfloat16 of a table, times float32 of each row.
 HEADRACE_INLINE __m512i times_rows(__m512i pairs, __m512 scale) {
@@ -80,7 +80,7 @@ struct WideMXFP4 {
     using Row = FixedRow;
 
     static bool fits(const Tiles&) { return true; }
-    static int span(const Tiles&) { return 0; }
+    static bool scaled(const Tiles&) { return false; }
     static int steps(int groups) { return groups; }
     HEADRACE_INLINE void step(WidePanel& p, const Dot& d, const Tiles& tiles, const WidePlace& at,
                               int i) {
@@ -129,7 +129,7 @@ struct WideNVFP4 {
     using Row = FixedRow;
 
     static bool fits(const Tiles& t) { return t.columns % 32 == 0; }
-    static int span(const Tiles&) { return 0; }
+    static bool scaled(const Tiles&) { return false; }
     static int steps(int groups) { return groups; }
     HEADRACE_INLINE void step(WidePanel& p, const Dot& d, const Tiles& tiles, const WidePlace& at,
                               int i) {
@@ -173,10 +173,9 @@ struct WideFP8 {
     static int group(const Tiles& t) { return kRowScales ? t.columns : group_of(t.format); }
     static bool whole(const Tiles& t) { return group(t) >= t.columns; }
     static bool fits(const Tiles& t) {
-        return t.columns % 32 == 0 &&
-               (whole(t) || group(t) % (32 * kWideGroups) == 0 || group(t) == 128);
+        return t.columns % 32 == 0 && (whole(t) || group(t) % (32 * kWideGroups) == 0);
     }
-    static int span(const Tiles& t) { return whole(t) ? 0 : std::min(kWideGroups, group(t) / 32); }
+    static bool scaled(const Tiles& t) { return !whole(t); }
     static const std::byte* tile(const Tiles& t, int row) {
         return t.w + static_cast<std::size_t>(row / kTall) * t.stride;
     }
@@ -206,14 +205,10 @@ struct WideFP8 {
         if (at.from == 0)
             for (int r = 0; r < kWideRows; ++r)
                 codes[r] = row_codes(tiles, std::min(at.row + r, d.rows - 1));
-        const int each = span(tiles);
-        if (each == 0) return;
-        for (int g = 0; g < at.groups; g += each) {
-            float* to = p.scale[std::min(g + each, at.groups) - 1];
-            for (int r = 0; r < kWideRows; r += kTall)
-                std::fill_n(to + r, kTall,
-                            scale(tiles, std::min(at.row + r, d.rows - 1), (at.from + g) * 32));
-        }
+        if (!scaled(tiles)) return;
+        for (int r = 0; r < kWideRows; r += kTall)
+            std::fill_n(p.scale + r, kTall,
+                        scale(tiles, std::min(at.row + r, d.rows - 1), at.from * 32));
     }
     static HEADRACE_INLINE void put_words_of_rows(__m512i v, WidePair* to) {
         const E4M3Halves w(v, E4M3Tables());
